@@ -1,0 +1,1 @@
+"""Settings, and their resolution into values with reasons. Imports no other folder."""

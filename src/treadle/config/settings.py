@@ -1,0 +1,78 @@
+"""What a user may set, in sections. None means "choose for me"; `resolve` turns it into a value.
+
+Field descriptions are the command line's help texts: each field becomes one option.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PrefixCacheKind = Literal["none", "radix", "hashed"]
+KVType = Literal["f32", "f16", "bf16"]
+BackendName = Literal["native", "torch"]
+Isa = Literal["portable", "avx2", "avx512"]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[
+        str, Meta(description="A .gguf file, or 'demo' for SmolLM2-135M-Instruct.")
+    ] = "demo"
+    served_model_name: Annotated[
+        str | None, Meta(description="Name of the model in the API; by default its file's stem.")
+    ] = None
+    max_model_len: Annotated[
+        int | None, Meta(description="Window in tokens, prompt and answer together.", ge=2)
+    ] = None
+
+
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    prefix_cache: Annotated[
+        PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
+    ] = None
+    block_size: Annotated[
+        Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")
+    ] = None
+    kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, Meta(description="Memory for K and V, in bytes.", ge=1)
+    ] = None
+
+
+class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    max_num_seqs: Annotated[
+        int | None, Meta(description="Most requests running at once.", ge=1)
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Meta(description="Most tokens computed in one step.", ge=1)
+    ] = None
+    overlap_depth: Annotated[
+        Literal[0, 1] | None,
+        Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+
+class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    backend: Annotated[BackendName | None, Meta(description="Kernels to run on.")] = None
+    isa: Annotated[
+        Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
+    ] = None
+    threads: Annotated[int | None, Meta(description="Threads that compute.", ge=1, le=1024)] = None
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    ] = 8000
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an engine needs; crosses to the engine's process as JSON."""
+
+    model: ModelSettings = msgspec.field(default_factory=ModelSettings)
+    cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
+    schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
+    runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)

@@ -1,0 +1,346 @@
+"""The kernel call boundary: everything models and samplers ask of a backend, and nothing else.
+
+A model records its forward pass once, through a `Recorder`; the `Program` that results runs it for
+any batch. The rules that make this possible on every backend:
+
+- ops are fused, write into given buffers and read nothing back to the host;
+- shapes are bounded by `StepLimits`; the actual sizes of a step come only from `StepInputs`;
+- no op depends on data in Python.
+
+And the rules that make answers independent of the batch (bit for bit, on the native backend):
+
+- one arithmetic per matrix for every number of rows; sums over K in K order, never split by thread;
+- attention reads K and V as stored, after rounding to the cache's type, also those of this step;
+- attention cuts a row's context in pieces of `ATTENTION_PIECE` at absolute positions and combines
+  them in order; block size, chunking and batch do not move the cuts;
+- sums over the vocabulary in a fixed order; ties go to the lowest id.
+
+Shapes: T = tokens of this step, R = rows (requests) of this step, L = rows of logits.
+Activations are float32, row-major, one row per token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+ATTENTION_PIECE = 64
+"""Tokens per attention piece; part of the arithmetic, so of the bits."""
+
+QUANT_BLOCK = 32
+"""Values of K that share a scale, in Q4_0, Q4_1, Q8_0 and in quantised activations."""
+
+KVType = Literal["f32", "f16", "bf16"]
+Activation = Literal["silu"]
+
+
+class WeightType(enum.StrEnum):
+    """How a tensor's values are stored in its file. Block types follow GGUF's layouts."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q8_0 = "q8_0"
+
+    @property
+    def quantised(self) -> bool:
+        """Quantised weights meet activations quantised per row and block of 32."""
+        return self in (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RawTensor:
+    """A tensor as its file holds it."""
+
+    name: str
+    type: WeightType
+    shape: tuple[int, ...]
+    """Row-major: a matrix is [n, k] (n outputs, k inputs), a vector [n]."""
+    data: npt.NDArray[np.uint8]
+    """The file's bytes, usually memory-mapped: [nbytes]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A weight matrix [n, k], in whatever layout the backend likes. Backends subclass it."""
+
+    n: int
+    k: int
+    forms: frozenset[Form]
+    """The forms of input its products read: Q8 for quantised parts, F32 for the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector:
+    """A float32 vector [n] in the backend's memory. Backends subclass it."""
+
+    n: int
+
+
+class Form(enum.Enum):
+    """How a buffer holds its rows; a buffer may hold both."""
+
+    F32 = "f32"
+    Q8 = "q8"
+    """int8 values with one float32 scale per QUANT_BLOCK of a row: scale = max|x| / 127,
+    value = round-half-even(x / scale), all zero where max|x| is 0. The backend may hold more."""
+
+
+class Rows(enum.Enum):
+    """What a buffer has one row for."""
+
+    TOKENS = "tokens"
+    LOGITS = "logits"
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """Activations [rows, width] that live in the program. Backends subclass it."""
+
+    rows: Rows
+    width: int
+    forms: frozenset[Form]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLimits:
+    """Upper bounds of one step; memory is sized by them once."""
+
+    tokens: int
+    rows: int
+    """Also the number of rows in the block tables, and the most logit rows."""
+    table_blocks: tuple[int, ...]
+    """Per KV group: blocks in one row of the block table."""
+
+
+class StepInputs:
+    """The one place a program reads sizes and indices from. Arrays are allocated once, and
+    filled before each run; a program keeps pointers to them."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        groups = len(limits.table_blocks)
+        self.limits = limits
+        self.token_ids: IntArray = np.zeros(limits.tokens, np.int32)  # [T]
+        self.positions: IntArray = np.zeros(limits.tokens, np.int32)  # [T]
+        self.slots: list[IntArray] = [
+            np.zeros(limits.tokens, np.int32) for _ in range(groups)
+        ]  # per group [T]: block * block_size + offset, where the token's K and V go
+        self.row_starts: IntArray = np.zeros(limits.rows + 1, np.int32)  # [R + 1], token index
+        self.table_rows: IntArray = np.zeros(limits.rows, np.int32)  # [R], row of the tables below
+        self.tables: list[IntArray] = [
+            np.zeros((limits.rows, blocks), np.int32) for blocks in limits.table_blocks
+        ]  # per group [row, block index] -> block
+        self.logit_tokens: IntArray = np.zeros(limits.rows, np.int32)  # [L], token index
+
+
+@dataclasses.dataclass(frozen=True)
+class KVSpec:
+    """The KV cache of one group of layers."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    type: KVType
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * (4 if self.type == "f32" else 2)
+
+
+class KVPool(Protocol):
+    """K and V of every layer of one group, in blocks. How a block is laid out is the backend's."""
+
+    spec: KVSpec
+    num_blocks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeTable:
+    """cos and sin per position: [positions, rotary_dim / 2] each."""
+
+    cos: FloatArray
+    sin: FloatArray
+    interleaved: bool
+    """Pairs are (2i, 2i + 1) when true, (i, i + rotary_dim / 2) when false."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KVLayer:
+    """One layer of one group, as an op's operand."""
+
+    group: int
+    layer: int
+
+
+class Recorder(Protocol):
+    """Takes down a model's forward pass, op by op. Called once, when the model is built."""
+
+    def buffer(self, rows: Rows, width: int) -> Buffer:
+        """A float32 buffer."""
+        ...
+
+    def operand(self, rows: Rows, matrix: Matrix) -> Buffer:
+        """A buffer [rows, matrix.k] in the forms that products with `matrix` read."""
+        ...
+
+    def embed(self, table: Matrix, out: Buffer, *, scale: float = 1.0) -> None:
+        """out[t] = table[token_ids[t]] * scale, dequantised; out is float32."""
+        ...
+
+    def rms_norm(self, x: Buffer, weight: Vector, eps: float, out: Buffer) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight, written in every form of out."""
+        ...
+
+    def linear(
+        self,
+        x: Buffer,
+        matrix: Matrix,
+        out: Buffer,
+        *,
+        accumulate: bool = False,
+        bias: Vector | None = None,
+    ) -> None:
+        """out = x @ matrixᵀ (+ bias), or out += that: float32 out [rows, matrix.n].
+
+        Quantised parts read the Q8 form: per block the integer dot product times both scales (and
+        for Q4_1 the weight's minimum times the sum of the activation's block), float32, added in
+        K order. Other parts read the F32 form: products and sums in float32, in K order.
+        """
+        ...
+
+    def rope_store(self, qkv: Buffer, heads: int, rope: RopeTable, kv: KVLayer) -> None:
+        """Rotate q and k of qkv [T, (heads + 2 * kv_heads) * head_dim] in place by position, then
+        store k and v at the step's slots, rounded to the cache's type.
+
+        When rope is narrower than the head, the rest of each head is left as it is.
+        """
+        ...
+
+    def attention(self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, scale: float) -> None:
+        """Causal attention of q (the first heads * head_dim columns of qkv) over the row's
+        context, read through its block table; out [T, heads * head_dim], in every form of out."""
+        ...
+
+    def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
+        """out = activation(gate) * up, gate being the first half of each row of gate_up."""
+        ...
+
+    def select(self, x: Buffer, out: Buffer) -> None:
+        """out[l] = x[logit_tokens[l]]: the rows that need logits; both float32."""
+        ...
+
+    def finish(self, logits: Buffer) -> Program:
+        """End the recording. No op may be added afterwards."""
+        ...
+
+
+class Program(Protocol):
+    """A recorded forward pass."""
+
+    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
+        """Run on the current contents of the StepInputs it was recorded with.
+
+        Returns the logits [num_logits, vocab], a view that the next run overwrites.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitEdits:
+    """Changes to single logits, applied in order: x = x + add; then x / repetition if x > 0 else
+    x * repetition; then x - subtract. One entry per (row, token)."""
+
+    rows: IntArray
+    tokens: IntArray
+    add: FloatArray
+    repetition: FloatArray
+    subtract: FloatArray
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleRows:
+    """How to choose a token from each row of logits; all arrays are [L]."""
+
+    temperature: FloatArray
+    """0 means the most likely token."""
+    top_k: IntArray
+    """0 keeps all."""
+    top_p: FloatArray
+    min_p: FloatArray
+    uniform: npt.NDArray[np.float64]
+    """One random number in [0, 1) per row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TopLogprobs:
+    """The start of a log-softmax: log p(token) = logit - log_sum_exp."""
+
+    log_sum_exp: FloatArray  # [rows]
+    tokens: IntArray  # [rows, num_top], best first, ties by lowest id
+    logits: FloatArray  # [rows, num_top]
+
+
+class SamplingOps(Protocol):
+    """What sampling asks of a backend; logits are [L, vocab] float32. No op splits a row's sums by
+    thread, so a row's result does not depend on the others."""
+
+    def edit(self, logits: FloatArray, edits: LogitEdits) -> None:
+        """Apply `edits` in place."""
+        ...
+
+    def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
+        """Log-sum-exp and the num_top (may be 0) largest logits of the given rows."""
+        ...
+
+    def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:
+        """One token per row, [L].
+
+        Greedy rows take the largest logit, ties by lowest id. Others: p = softmax(logits / T). Where
+        top_k, top_p or min_p bind, tokens are ordered by p descending, ties by lowest id; kept are
+        those with p >= min_p * max p, of these the first top_k, of these (renormalised) the smallest
+        prefix whose sum is at least top_p, never fewer than one; the choice is the first kept token
+        at which the running sum exceeds uniform * total. Without cuts the same in id order.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A set of kernels on one device. Built once per engine; two in one process do not meet."""
+
+    name: str
+    """"native" or "torch"."""
+    description: str
+    """For people: kernel variant, threads."""
+    sampling: SamplingOps
+
+    def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
+        """Repack one matrix, or several of equal k stacked along n, each in its own type.
+
+        Raises ModelFileError naming the tensor when a shape or type is not supported.
+        """
+        ...
+
+    def vector(self, tensor: RawTensor) -> Vector:
+        """A vector, converted to float32."""
+        ...
+
+    def kv_pool(self, spec: KVSpec, num_blocks: int) -> KVPool:
+        """Memory for num_blocks blocks, not touched before first use."""
+        ...
+
+    def recorder(self, inputs: StepInputs, pools: Sequence[KVPool]) -> Recorder: ...
+
+    def close(self) -> None:
+        """Stop threads. The backend and all it made are unusable afterwards."""
+        ...

@@ -1,0 +1,69 @@
+"""StepPlan and StepResult: what the engine asks of the runner for one step, and what comes back.
+
+A plan is a delta against the runner's row tables: rows that join and leave, blocks added to a row,
+tokens to compute. Nothing in it grows with context length except when a row joins.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from treadle.wire.messages import TokenLogprob
+from treadle.wire.sampling_params import SamplingParams
+
+
+class BlockEdit(msgspec.Struct, frozen=True, array_like=True):
+    """Write `blocks` into a row's block table, from block index `index` on."""
+
+    group: int
+    index: int
+    blocks: list[int]
+
+
+class RowJoin(msgspec.Struct, frozen=True, kw_only=True):
+    """A request takes row `row`; the row holds nothing of its former owner."""
+
+    row: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    prompt: list[int] | None = None
+    """Prompt ids, only for rows whose penalties depend on them."""
+    output: list[int] | None = None
+    """Output ids before a preemption, likewise."""
+
+
+class RowWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one row to compute in this step."""
+
+    row: int
+    start: int
+    """Position of the first token; everything before it has KV."""
+    tokens: list[int] | None
+    """Ids to compute, or None: one token, the one this row sampled last (the token table)."""
+    edits: list[BlockEdit]
+    sample: bool
+    """Whether the last token's logits are wanted; exactly then one token is sampled."""
+    output_index: int
+    """Index of the sampled token in the answer; part of the random key."""
+
+    @property
+    def num_tokens(self) -> int:
+        return 1 if self.tokens is None else len(self.tokens)
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Applied in the order leaves, joins, work; row order is the order of `work`."""
+
+    step: int
+    leaves: list[int]
+    joins: list[RowJoin]
+    work: list[RowWork]
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """What one step produced: one entry per RowWork with `sample`, in plan order."""
+
+    step: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None]

@@ -1,0 +1,111 @@
+"""What a caller may ask of the sampler, under vLLM's names; checked once, at intake."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from treadle.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+"""Most alternatives a request may ask for per token (OpenAI and vLLM allow 20)."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy (vLLM's threshold)."""
+
+_MAX_SEED = 2**64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose the tokens of one request. Defaults are those of vLLM's class of this name."""
+
+    n: int = 1
+    """Independent answers to one prompt."""
+    temperature: float = 1.0
+    """0 (or below 1e-5) takes the most likely token; ties go to the lowest id."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """Same seed, same prompt, same answer. None draws one."""
+    min_tokens: int = 0
+    """No end, by EOS, stop token or stop string, before this many tokens."""
+    max_tokens: int | None = 16
+    """None means as many as the window leaves."""
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] | None = None
+    """Token id → value added to its logit, -100 to 100."""
+    logprobs: int | None = None
+    """Return the token's log-probability and this many alternatives."""
+    skip_special_tokens: bool = True
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the choice depends on the tokens that came before."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise InvalidRequest, naming field and limit, if any value is out of range."""
+        _in_range("n", self.n, 1, 128)
+        _in_range("temperature", self.temperature, 0, 100)
+        _in_range("top_p", self.top_p, 0, 1, open_below=True)
+        _in_range("top_k", self.top_k, -1, 2**31 - 1)
+        _in_range("min_p", self.min_p, 0, 1)
+        _in_range("presence_penalty", self.presence_penalty, -2, 2)
+        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _in_range("repetition_penalty", self.repetition_penalty, 0, 100, open_below=True)
+        if self.seed is not None:
+            _in_range("seed", self.seed, -(2**63), _MAX_SEED - 1)
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}",
+                param="min_tokens",
+            )
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if any(not text for text in self.stop_strings):
+            raise InvalidRequest("stop strings must not be empty", param="stop")
+        for token in self.stop_token_ids:
+            _token_id("stop_token_ids", token, vocab_size)
+        for token, bias in (self.logit_bias or {}).items():
+            _token_id("logit_bias", token, vocab_size)
+            _in_range(f"logit_bias[{token}]", bias, -100, 100)
+
+
+def _in_range(
+    name: str, value: float, low: float, high: float, *, open_below: bool = False
+) -> None:
+    if math.isfinite(value) and low <= value <= high and not (open_below and value == low):
+        return
+    floor = f"above {low}" if open_below else f"at least {low}"
+    raise InvalidRequest(f"{name} is {value}; it must be {floor} and at most {high}", param=name)
+
+
+def _token_id(name: str, token: int, vocab_size: int) -> None:
+    if not 0 <= token < vocab_size:
+        raise InvalidRequest(
+            f"{name} holds {token}; token ids run from 0 to {vocab_size - 1}", param=name
+        )
