@@ -32,9 +32,9 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
-    block_size: Annotated[
-        Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")
-    ] = None
+    block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
+        None
+    )
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
         int | None, Meta(description="Memory for K and V, in bytes.", ge=1)
