@@ -1,0 +1,138 @@
+"""The KV cache of a model: one prefix cache per KV group, leased, grown and released together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from treadle.cache.hashed import HashedPrefixCache
+from treadle.cache.none import NoPrefixCache
+from treadle.cache.prefix import Lease, Match, PrefixCache
+from treadle.cache.radix import RadixPrefixCache
+from treadle.wire.plan import BlockEdit
+
+INDEXES: dict[str, type[NoPrefixCache | RadixPrefixCache | HashedPrefixCache]] = {
+    "none": NoPrefixCache,
+    "radix": RadixPrefixCache,
+    "hashed": HashedPrefixCache,
+}
+
+
+@dataclasses.dataclass
+class KVMatch:
+    """A prefix that every group knows."""
+
+    num_tokens: int
+    parts: list[Match]
+
+
+@dataclasses.dataclass
+class KVLease:
+    """What one request holds: a lease per group."""
+
+    parts: list[Lease]
+
+
+@dataclasses.dataclass
+class KVPublished:
+    """Changes of the block tables, and blocks to give to `free` once no step reads them."""
+
+    edits: list[BlockEdit]
+    surplus: list[tuple[int, list[int]]]
+    """(group, blocks)."""
+
+
+class KVCache:
+    """All groups hold KV of the same leading tokens of each request."""
+
+    def __init__(self, groups: Sequence[PrefixCache]) -> None:
+        self.groups = list(groups)
+        self._alignment = math.lcm(*(group.block_size for group in groups))
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens one request alone can hold."""
+        return min(group.num_blocks * group.block_size for group in self.groups)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that requests hold, in the fullest group."""
+        return max(1 - group.num_available / group.num_blocks for group in self.groups)
+
+    def match(self, tokens: Sequence[int], salt: str) -> KVMatch:
+        parts = [group.match(tokens, salt) for group in self.groups]
+        common = min(part.num_tokens for part in parts)
+        common -= common % self._alignment
+        if any(part.num_tokens != common for part in parts):
+            parts = [group.match(tokens[:common], salt) for group in self.groups]
+        return KVMatch(common, parts)
+
+    def fits(self, match: KVMatch, num_tokens: int) -> bool:
+        """Whether a request of `num_tokens` beginning with `match` could get all blocks now."""
+        return all(
+            _blocks(num_tokens, group) - len(part.blocks)
+            <= group.num_available - part.num_evictable
+            for group, part in zip(self.groups, match.parts, strict=True)
+        )
+
+    def lease(self, match: KVMatch, salt: str) -> tuple[KVLease, list[BlockEdit]]:
+        """Hold a match; the edits write it into a fresh row."""
+        pairs = zip(self.groups, match.parts, strict=True)
+        lease = KVLease([group.lease(part, salt) for group, part in pairs])
+        parts = enumerate(lease.parts)
+        return lease, [BlockEdit(g, 0, list(part.blocks)) for g, part in parts if part.blocks]
+
+    def grow(self, lease: KVLease, num_tokens: int) -> list[BlockEdit] | None:
+        """Blocks for positions up to num_tokens - 1, in every group or none (then None)."""
+        missing = [
+            max(0, _blocks(num_tokens, group) - len(part.blocks))
+            for group, part in zip(self.groups, lease.parts, strict=True)
+        ]
+        if any(n > group.num_available for n, group in zip(missing, self.groups, strict=True)):
+            return None
+        edits = []
+        for index, count in enumerate(missing):
+            if count:
+                part = lease.parts[index]
+                start = len(part.blocks)
+                blocks = self.groups[index].grow(part, count)
+                assert blocks is not None
+                edits.append(BlockEdit(index, start, blocks))
+        return edits
+
+    def publish(
+        self, lease: KVLease, tokens: Sequence[int], num_computed: int, *, decode: bool
+    ) -> KVPublished:
+        result = KVPublished([], [])
+        for index, (group, part) in enumerate(zip(self.groups, lease.parts, strict=True)):
+            published = group.publish(part, tokens, num_computed, decode=decode)
+            if published.blocks:
+                result.edits.append(BlockEdit(index, published.start, published.blocks))
+                result.surplus.append((index, published.surplus))
+        return result
+
+    def free(self, surplus: Sequence[tuple[int, list[int]]]) -> None:
+        for index, blocks in surplus:
+            self.groups[index].free(blocks)
+
+    def release(self, lease: KVLease, tokens: Sequence[int], num_computed: int) -> None:
+        assert num_computed <= len(tokens), "KV without a known token"
+        for group, part in zip(self.groups, lease.parts, strict=True):
+            group.release(part, tokens, num_computed)
+
+    def reset(self) -> None:
+        for group in self.groups:
+            group.reset()
+
+    def check(self, leases: Sequence[KVLease]) -> None:
+        for index, group in enumerate(self.groups):
+            group.check([lease.parts[index] for lease in leases])
+
+
+def build_prefix_cache(kind: str, num_blocks: int, block_size: int) -> PrefixCache:
+    return INDEXES[kind](num_blocks, block_size)
+
+
+def _blocks(num_tokens: int, group: PrefixCache) -> int:
+    return -(-num_tokens // group.block_size)

@@ -1,0 +1,58 @@
+"""No prefix cache: a request's blocks are its own, and free when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.cache.pool import BlockPool
+from treadle.cache.prefix import UNCHANGED, Lease, Match, Published
+
+
+class NoPrefixCache:
+    """A PrefixCache that finds nothing."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._pool = BlockPool(num_blocks)
+
+    @property
+    def num_available(self) -> int:
+        return self._pool.num_free
+
+    def match(self, tokens: Sequence[int], salt: str) -> Match:  # noqa: ARG002
+        return Match(0, [], 0)
+
+    def lease(self, match: Match, salt: str) -> Lease:  # noqa: ARG002
+        return Lease(salt, [], 0)
+
+    def grow(self, lease: Lease, num_blocks: int) -> list[int] | None:
+        if num_blocks > self._pool.num_free:
+            return None
+        blocks = self._pool.take(num_blocks)
+        lease.blocks += blocks
+        return blocks
+
+    def publish(
+        self,
+        lease: Lease,  # noqa: ARG002
+        tokens: Sequence[int],  # noqa: ARG002
+        num_computed: int,  # noqa: ARG002
+        *,
+        decode: bool,  # noqa: ARG002
+    ) -> Published:
+        return UNCHANGED
+
+    def release(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:  # noqa: ARG002
+        self._pool.free(lease.blocks)
+        lease.blocks = []
+
+    def free(self, blocks: Sequence[int]) -> None:
+        self._pool.free(blocks)
+
+    def reset(self) -> None:
+        """Nothing is cached."""
+
+    def check(self, leases: Sequence[Lease]) -> None:
+        held = [block for lease in leases for block in lease.blocks]
+        assert sorted(held + self._pool.snapshot()) == list(range(self.num_blocks))

@@ -1,0 +1,64 @@
+"""The hash index: chained digests, the free queue, lazy eviction."""
+
+from __future__ import annotations
+
+from treadle.cache.hashed import HashedPrefixCache
+from treadle.cache.prefix import Lease
+
+
+def admit(cache: HashedPrefixCache, tokens: list[int]) -> Lease:
+    lease = cache.lease(cache.match(tokens[:-1], ""), "")
+    assert cache.grow(lease, -(-len(tokens) // cache.block_size) - len(lease.blocks)) is not None
+    return lease
+
+
+def test_a_block_is_known_by_its_whole_history() -> None:
+    cache = HashedPrefixCache(16, 4)
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    cache.release(admit(cache, text), text, 8)
+    assert cache.match(text, "").num_tokens == 8
+    assert cache.match([9, 9, 9, 9, 5, 6, 7, 8], "").num_tokens == 0
+
+
+def test_a_whole_aligned_hit_still_computes_its_last_block() -> None:
+    cache = HashedPrefixCache(16, 16)
+    text = list(range(32))
+    cache.release(admit(cache, text), text, 32)
+    assert admit(cache, text).num_published == 16
+
+
+def test_tails_are_evicted_before_their_beginnings_and_unhashed_blocks_first() -> None:
+    cache = HashedPrefixCache(4, 2)
+    text = [1, 2, 3, 4, 5, 6, 7]
+    lease = admit(cache, text)
+    last = lease.blocks[3]
+    cache.release(lease, text, 7)
+    taken = cache.lease(cache.match([], ""), "")
+    assert cache.grow(taken, 1) == [last], "the partial block has no digest"
+    cache.grow(taken, 1)
+    assert cache.match(text, "").num_tokens == 4, "the tail went first"
+    cache.check([taken])
+
+
+def test_equal_blocks_computed_at_once_both_stay() -> None:
+    cache = HashedPrefixCache(8, 2)
+    text = [1, 2, 3, 4]
+    first, second = admit(cache, text), admit(cache, text)
+    for lease in (first, second):
+        assert cache.publish(lease, text, 4, decode=False).surplus == []
+    assert set(first.blocks).isdisjoint(second.blocks)
+    assert cache.match(text, "").blocks == first.blocks
+    cache.release(first, text, 4)
+    cache.release(second, text, 4)
+    assert cache.num_available == 8
+    cache.check([])
+
+
+def test_full_blocks_are_found_while_the_request_still_decodes() -> None:
+    cache = HashedPrefixCache(8, 2)
+    text = [1, 2, 3]
+    lease = admit(cache, text)
+    cache.publish(lease, text, 3, decode=False)
+    text.append(4)
+    cache.publish(lease, text, 4, decode=True)
+    assert cache.match([1, 2, 3, 4], "").num_tokens == 4
