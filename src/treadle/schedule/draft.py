@@ -1,0 +1,68 @@
+"""A step plan while it is being composed, and the step in flight that it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Generic, TypeVar
+
+from treadle.schedule.ports import Schedulable
+from treadle.wire.plan import BlockEdit, RowJoin, RowWork, StepPlan
+
+R = TypeVar("R", bound=Schedulable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flight(Generic[R]):
+    """A launched step: the plan, and the request behind each of its works."""
+
+    plan: StepPlan
+    requests: list[R]
+
+
+class Draft(Generic[R]):
+    """Work is added once per request; `budget` is how many tokens the step still has room for."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._requests: list[R] = []
+        self._work: list[RowWork] = []
+        self._joins: list[RowJoin] = []
+
+    def join(self, request: R, row: int, edits: list[BlockEdit]) -> None:
+        request.row = row
+        request.in_token_table = False
+        request.edits = edits
+        self._joins.append(request.join(row))
+
+    def add(self, request: R, num_tokens: int) -> None:
+        """Compute the request's next `num_tokens` tokens, for which it has blocks."""
+        assert request.row is not None
+        assert num_tokens > 0, "logits need at least one computed token"
+        start, end = request.num_computed, request.num_computed + num_tokens
+        sample = end == len(request.tokens) + request.num_pending
+        from_table = num_tokens == 1 and sample and request.in_token_table
+        assert from_table or end <= len(request.tokens), "a token in flight is only in the table"
+        self._work.append(
+            RowWork(
+                row=request.row,
+                start=start,
+                tokens=None if from_table else request.tokens[start:end],
+                edits=request.edits,
+                sample=sample,
+                output_index=end - request.num_prompt,
+            )
+        )
+        self._requests.append(request)
+        self.budget -= num_tokens
+        request.edits = []
+        request.num_computed = end
+        if sample:
+            request.num_pending += 1
+            request.in_token_table = True
+
+    def finish(self, step: int, leaves: list[int]) -> Flight[R] | None:
+        """None when there is nothing to compute."""
+        if not self._work:
+            return None
+        plan = StepPlan(step=step, leaves=leaves, joins=self._joins, work=self._work)
+        return Flight(plan, self._requests)

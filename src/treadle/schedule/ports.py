@@ -1,0 +1,74 @@
+"""What the scheduler sees of its neighbours: requests and the KV cache, as structural types.
+
+    request.tokens:  p p p p p p p o o o o  +  num_pending sampled tokens still in flight
+                     └ prompt ───┘ └ output
+    known    = len(tokens) + num_pending
+    computed = tokens with KV, counting those of launched steps; a step lets it catch up with known
+
+Prefill, chunked prefill, a prefix hit and decode are sizes of known - computed, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from treadle.wire.plan import BlockEdit, RowJoin
+
+
+class KVMatch(Protocol):
+    num_tokens: int
+
+
+class KVPublished(Protocol):
+    edits: list[BlockEdit]
+    surplus: list[tuple[int, list[int]]]
+
+
+class KV(Protocol):
+    """See `cache.kv.KVCache`. Matches and leases are opaque here."""
+
+    def match(self, tokens: Sequence[int], salt: str) -> Any: ...
+    def fits(self, match: Any, num_tokens: int) -> bool: ...
+    def lease(self, match: Any, salt: str) -> tuple[Any, list[BlockEdit]]: ...
+    def grow(self, lease: Any, num_tokens: int) -> list[BlockEdit] | None: ...
+    def publish(
+        self, lease: Any, tokens: Sequence[int], num_computed: int, *, decode: bool
+    ) -> Any: ...
+    def free(self, surplus: Sequence[tuple[int, list[int]]]) -> None: ...
+    def release(self, lease: Any, tokens: Sequence[int], num_computed: int) -> None: ...
+
+
+class Fence(Protocol):
+    """See `cache.fence.Fence`."""
+
+    @property
+    def next_step(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def num_deferred(self) -> int: ...
+    def defer(self, action: Any) -> None: ...
+
+
+class Schedulable(Protocol):
+    """The part of a request that scheduling reads and writes."""
+
+    request_id: str
+    cache_salt: str
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int
+    num_computed: int
+    num_pending: int
+    finished: bool
+    row: int | None
+    lease: Any
+    edits: list[BlockEdit]
+    """Changes of the block table that the runner has not been told yet."""
+    in_token_table: bool
+    """Whether the newest known token was sampled in the present row, so that the runner has it."""
+    cached_tokens: int | None
+    """Prefix hit at first admission."""
+
+    def join(self, row: int) -> RowJoin: ...

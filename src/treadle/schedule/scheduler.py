@@ -1,0 +1,174 @@
+"""The scheduler: requests wait, run in rows, and leave; each step computes some of their tokens.
+
+Composition is vLLM's: one token budget, running requests first in order of admission, then waiting
+ones as long as a whole prompt finds blocks; a prompt larger than the budget is computed in chunks.
+When a running request finds no block, the newest one is preempted: it loses its blocks, keeps its
+tokens, and is computed again later, as far as the prefix cache does not still know it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from treadle.schedule.draft import Draft, Flight
+from treadle.schedule.order import WaitingOrder
+from treadle.schedule.ports import KV, Fence, KVMatch, Schedulable
+from treadle.wire.plan import RowWork
+
+R = TypeVar("R", bound=Schedulable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds of one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclasses.dataclass
+class Counters:
+    """What happened since the start; only ever grows."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class Scheduler(Generic[R]):
+    """A request is in `waiting` or in `running`, or has left. Running ones have a row and a lease.
+
+    Rows and leases are given back through the fence, since launched steps may still name them.
+    """
+
+    def __init__(self, limits: Limits, waiting: WaitingOrder[R], kv: KV, fence: Fence) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self._waiting = waiting
+        self._running: list[R] = []
+        self._kv = kv
+        self._fence = fence
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._leaves: list[int] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> Sequence[R]:
+        return self._running
+
+    def add(self, request: R) -> None:
+        self._waiting.add(request)
+
+    def finish(self, request: R) -> None:
+        """The request computes nothing more, whether it runs or waits."""
+        request.finished = True
+        if request.row is None:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+            self._give_back(request)
+
+    def plan(self) -> Flight[R] | None:
+        """The next step, or None when nothing can run now."""
+        draft: Draft[R] = Draft(self.limits.max_num_batched_tokens)
+        if self._advance_running(draft):
+            self._admit_waiting(draft)
+        flight = draft.finish(self._fence.next_step, self._leaves)
+        if flight is not None:
+            self._leaves = []
+        return flight
+
+    def settle(self, request: R, work: RowWork) -> None:
+        """The work's tokens have KV now: show their blocks to others."""
+        if request.row != work.row or request.finished:
+            return
+        end = work.start + work.num_tokens
+        published = self._kv.publish(request.lease, request.tokens, end, decode=work.tokens is None)
+        if published.edits:
+            request.edits += published.edits
+            self._fence.defer(lambda: self._kv.free(published.surplus))
+
+    def _advance_running(self, draft: Draft[R]) -> bool:
+        """Give running requests their tokens; False when blocks ran out on the way."""
+        preemptions = self.counters.preemptions
+        for request in list(self._running):
+            wanted = min(_wanted(request), draft.budget)
+            if wanted == 0 or request.row is None:
+                continue
+            if not self._grow(request, request.num_computed + wanted):
+                return False
+            draft.add(request, wanted)
+        return self.counters.preemptions == preemptions
+
+    def _grow(self, request: R, num_tokens: int) -> bool:
+        """Get blocks for `num_tokens` tokens, preempting newer requests until there are enough.
+
+        With steps in flight, blocks come back only when those settle: then this step does without.
+        """
+        while (edits := self._kv.grow(request.lease, num_tokens)) is None:
+            if self._fence.num_deferred:
+                return False
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.edits += edits
+        return True
+
+    def _preempt(self, victim: R) -> None:
+        self.counters.preemptions += 1
+        self._running.remove(victim)
+        self._give_back(victim)
+        victim.num_computed = 0
+        self._waiting.put_back(victim)
+
+    def _give_back(self, request: R) -> None:
+        row, lease, computed = request.row, request.lease, request.num_computed
+        assert row is not None
+        request.row = request.lease = None
+        self._leaves.append(row)
+
+        def release() -> None:
+            self._kv.release(lease, request.tokens, computed)
+            self._free_rows.append(row)
+
+        self._fence.defer(release)
+
+    def _admit_waiting(self, draft: Draft[R]) -> None:
+        while draft.budget and self._free_rows:
+            request = self._waiting.head()
+            # A preempted request's last token may still be in flight; it is needed as a literal.
+            if request is None or request.num_pending:
+                return
+            match = self._kv.match(request.tokens[:-1], request.cache_salt)
+            if not self._kv.fits(match, len(request.tokens)):
+                return
+            self._waiting.pop()
+            self._running.append(request)
+            self._start(request, match, draft)
+
+    def _start(self, request: R, match: KVMatch, draft: Draft[R]) -> None:
+        request.lease, edits = self._kv.lease(match, request.cache_salt)
+        request.num_computed = match.num_tokens
+        if request.cached_tokens is None:
+            request.cached_tokens = match.num_tokens
+            self.counters.prefix_queries += request.num_prompt
+            self.counters.prefix_hits += match.num_tokens
+        draft.join(request, self._free_rows.pop(), edits)
+        wanted = min(_wanted(request), draft.budget)
+        grown = self._grow(request, request.num_computed + wanted)
+        assert grown, "the whole prompt fits"
+        draft.add(request, wanted)
+
+
+def _wanted(request: Schedulable) -> int:
+    """Tokens the request could compute now: none if those in flight already complete it."""
+    known = len(request.tokens) + request.num_pending
+    if known - request.num_prompt >= request.max_tokens:
+        return 0
+    return known - request.num_computed
