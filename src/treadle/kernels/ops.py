@@ -306,11 +306,12 @@ class SamplingOps(Protocol):
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:
         """One token per row, [L].
 
-        Greedy rows take the largest logit, ties by lowest id. Others: p = softmax(logits / T). Where
-        top_k, top_p or min_p bind, tokens are ordered by p descending, ties by lowest id; kept are
-        those with p >= min_p * max p, of these the first top_k, of these (renormalised) the smallest
-        prefix whose sum is at least top_p, never fewer than one; the choice is the first kept token
-        at which the running sum exceeds uniform * total. Without cuts the same in id order.
+        Greedy rows take the largest logit, ties by lowest id. Others: p = softmax(logits / T).
+        Where top_k, top_p or min_p bind, tokens are ordered by p descending, ties by lowest id;
+        kept are those with p >= min_p * max p, of these the first top_k, of these (renormalised)
+        the smallest prefix whose sum is at least top_p, never fewer than one; the choice is the
+        first kept token at which the running sum exceeds uniform * total. Without cuts the same
+        in id order.
         """
         ...
 

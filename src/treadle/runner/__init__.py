@@ -1,0 +1,1 @@
+"""StepPlan → flat input arrays → forward → logits → tokens. Owns the row tables."""

@@ -1,0 +1,46 @@
+"""The runner: carries out step plans on one device, in order, without knowing who asks.
+
+Two calls per step, so that what sampling needs (a grammar's mask, say) may be computed while the
+forward pass runs: `forward` applies the plan's changes and computes logits, `sample` chooses
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.kernels.ops import FloatArray, Program, StepInputs
+from treadle.runner.rows import RowTables
+from treadle.sampling.sampler import Sampler
+from treadle.wire.plan import StepPlan, StepResult
+
+
+class Runner:
+    """Plans must arrive in step order; every row a plan names was joined and has not left."""
+
+    def __init__(
+        self, program: Program, inputs: StepInputs, block_sizes: Sequence[int], sampler: Sampler
+    ) -> None:
+        self._program = program
+        self._tables = RowTables(inputs, block_sizes)
+        self._sampler = sampler
+        self._logits: FloatArray | None = None
+
+    def forward(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            self._sampler.leave(row)
+        for join in plan.joins:
+            self._sampler.join(join)
+        for work in plan.work:
+            self._tables.edit(work)
+        num_tokens, num_logits = self._tables.fill(plan.work)
+        self._logits = self._program.run(num_tokens, len(plan.work), num_logits)
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        works = [work for work in plan.work if work.sample]
+        if not works:
+            return StepResult(step=plan.step, tokens=[], logprobs=[])
+        assert self._logits is not None, "sample follows forward"
+        tokens, logprobs = self._sampler.sample(self._logits, works)
+        self._tables.sampled([work.row for work in works], tokens)
+        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs)
