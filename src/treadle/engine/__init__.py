@@ -1,0 +1,1 @@
+"""The engine: requests, the loop that serves them, its process, and the Python interface."""

@@ -1,0 +1,269 @@
+"""A world without a model: the real engine, scheduler and caches over a runner that keeps, in place
+of K and V, a chained digest per slot. Reading a wrong block, or one overwritten too early, shows at
+once, and every answer can be foretold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from treadle.cache.fence import Fence
+from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.engine.loop import Engine, Served
+from treadle.engine.request import Request
+from treadle.schedule.order import Fcfs
+from treadle.schedule.scheduler import Limits, Scheduler
+from treadle.wire.messages import Delta, Failed, FromEngine, Generate
+from treadle.wire.plan import StepPlan, StepResult
+from treadle.wire.sampling_params import SamplingParams
+
+VOCAB = 50
+EOS = 7
+ROOT = 12345
+
+
+def chain(state: int, token: int) -> int:
+    return hash((state, token))
+
+
+def choose(state: int, seed: int) -> int:
+    return hash((state, seed, 99)) % VOCAB
+
+
+def foretell(prompt: list[int], params: SamplingParams, seed: int, room: int) -> list[int]:
+    """The answer, computed without cache, batch or schedule."""
+    state = ROOT
+    for token in prompt:
+        state = chain(state, token)
+    answer: list[int] = []
+    while len(answer) < (params.max_tokens or room):
+        token = choose(state, seed)
+        answer.append(token)
+        state = chain(state, token)
+        if token == EOS and not params.ignore_eos:
+            break
+    return answer
+
+
+class DigestRunner:
+    """Carries out plans on digests; asserts that each position read holds what its row wrote."""
+
+    def __init__(self, blocks: list[tuple[int, int]], rows: int) -> None:
+        self._sizes = [size for _, size in blocks]
+        self._memory = [[[0] * size for _ in range(count)] for count, size in blocks]
+        self._tables: list[list[dict[int, int]]] = [[{} for _ in range(rows)] for _ in blocks]
+        self._sampled = [0] * rows
+        self._seeds: dict[int, int] = {}
+        self._history: dict[int, list[int]] = {}
+        self.states: dict[int, int] = {}
+
+    def forward(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            del self._seeds[row], self._history[row]
+        for join in plan.joins:
+            assert join.row not in self._seeds, "a row is taken twice"
+            self._seeds[join.row] = join.seed
+            self._history[join.row] = []
+            for tables in self._tables:
+                tables[join.row] = {}
+        for work in plan.work:
+            for edit in work.edits:
+                table = self._tables[edit.group][work.row]
+                table.update({edit.index + i: block for i, block in enumerate(edit.blocks)})
+        self.states = {}
+        for work in plan.work:
+            tokens = [self._sampled[work.row]] if work.tokens is None else work.tokens
+            self.states[work.row] = self._compute(work.row, work.start, tokens)
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        tokens = []
+        for work in plan.work:
+            if work.sample:
+                token = choose(self.states[work.row], self._seeds[work.row])
+                self._sampled[work.row] = token
+                tokens.append(token)
+        return StepResult(step=plan.step, tokens=tokens, logprobs=[None] * len(tokens))
+
+    def _compute(self, row: int, start: int, tokens: list[int]) -> int:
+        history = self._history[row]
+        for group in range(len(self._memory)):
+            # What is computed already was computed in this row, or found in the cache.
+            for position, state in enumerate(history[:start]):
+                assert self._read(group, row, position) == state, "KV was overwritten"
+            state = self._read(group, row, start - 1) if start else ROOT
+            for position, token in enumerate(tokens, start):
+                state = chain(state, token)
+                self._write(group, row, position, state)
+        known = [self._read(0, row, position) for position in range(start + len(tokens))]
+        self._history[row] = known
+        return known[-1]
+
+    def _read(self, group: int, row: int, position: int) -> int:
+        size = self._sizes[group]
+        block = self._tables[group][row][position // size]
+        return self._memory[group][block][position % size]
+
+    def _write(self, group: int, row: int, position: int, state: int) -> None:
+        size = self._sizes[group]
+        block = self._tables[group][row][position // size]
+        self._memory[group][block][position % size] = state
+
+
+class LateExecutor:
+    """Runs a step's calls only when its result is asked for: the latest moment there is."""
+
+    def __init__(self, runner: DigestRunner) -> None:
+        self._runner = runner
+
+    def forward(self, plan: StepPlan) -> None:
+        """Happens with `sample`."""
+
+    def sample(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def run() -> StepResult:
+            self._runner.forward(plan)
+            return self._runner.sample(plan)
+
+        return run
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class World:
+    """One engine, the requests sent to it, and what came back."""
+
+    def __init__(
+        self,
+        index: str,
+        *,
+        groups: list[tuple[int, int]],
+        depth: int = 0,
+        rows: int = 4,
+        budget: int = 16,
+    ) -> None:
+        self.fence = Fence()
+        self.kv = KVCache([build_prefix_cache(index, count, size) for count, size in groups])
+        self.scheduler: Scheduler[Request] = Scheduler(
+            Limits(rows, budget), Fcfs(), self.kv, self.fence
+        )
+        self.window = 10_000
+        served = Served(
+            vocab_size=VOCAB,
+            max_model_len=self.window,
+            eos_token_ids=frozenset([EOS]),
+            overlap_depth=depth,
+        )
+        executor = LateExecutor(DigestRunner(groups, rows))
+        self.engine = Engine(served, self.scheduler, self.kv, self.fence, executor)
+        self.sent: dict[str, Generate] = {}
+        self.answers: dict[str, list[int]] = {}
+        self.ends: dict[str, str] = {}
+        self.cached: dict[str, int] = {}
+        self._named: dict[int, dict[Request, set[tuple[int, int]]]] = {}
+        self._watch_plans()
+
+    def send(
+        self,
+        prompt: list[int],
+        *,
+        salt: str = "",
+        seed: int = 0,
+        params: SamplingParams | None = None,
+    ) -> str:
+        key = f"r{len(self.sent)}"
+        params = params or SamplingParams(max_tokens=8)
+        message = Generate(request_id=key, prompt=prompt, params=params, seed=seed, cache_salt=salt)
+        self.sent[key] = message
+        self.answers[key] = []
+        self.engine.handle(message)
+        return key
+
+    def step(self) -> None:
+        self.receive(self.engine.step())
+        self.check()
+
+    def drain(self) -> None:
+        for _ in range(100_000):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to rest")
+
+    def receive(self, messages: list[FromEngine]) -> None:
+        for message in messages:
+            assert isinstance(message, Delta | Failed)
+            key = message.request_id
+            assert key not in self.ends, "a request ended twice"
+            if isinstance(message, Failed):
+                self.ends[key] = f"failed {message.status}"
+                continue
+            self.answers[key] += message.tokens
+            if message.finish:
+                self.ends[key] = message.finish
+                self.cached[key] = message.cached_tokens
+
+    def check(self) -> None:
+        """Nothing is given back late or early: leases and cache add up to the pool, except for what
+        steps in flight hold back."""
+        if not self.fence.num_deferred:
+            self.kv.check([request.lease for request in self.scheduler.running])
+        assert len(self.scheduler.running) <= self.scheduler.limits.max_num_seqs
+
+    def check_answer(self, key: str) -> None:
+        message = self.sent[key]
+        room = min(self.window, self.kv.capacity_tokens) - len(message.prompt)
+        expected = foretell(message.prompt, message.params, message.seed, room)
+        if self.ends[key] == "abort":
+            assert self.answers[key] == expected[: len(self.answers[key])]
+        else:
+            assert self.answers[key] == expected
+            finish = "stop" if expected[-1] == EOS and not message.params.ignore_eos else "length"
+            assert self.ends[key] == finish
+
+    def _watch_plans(self) -> None:
+        """Assert the lifetime rule on each plan: a block it writes is named by no other request's
+        step in flight; and the limits of a step."""
+        plan = self.scheduler.plan
+
+        def watched() -> object:
+            flight = plan()
+            if flight is None:
+                return None
+            assert sum(work.num_tokens for work in flight.plan.work) <= (
+                self.scheduler.limits.max_num_batched_tokens
+            )
+            assert len({work.row for work in flight.plan.work}) == len(flight.plan.work)
+            settled = self.fence.next_step - 1 - self.fence.in_flight
+            self._named = {step: n for step, n in self._named.items() if step > settled}
+            for request, work in zip(flight.requests, flight.plan.work, strict=True):
+                for group, part in enumerate(request.lease.parts):
+                    size = self.kv.groups[group].block_size
+                    end = work.start + work.num_tokens
+                    for index in range(work.start // size, -(-end // size)):
+                        self._assert_free(request, (group, part.blocks[index]))
+            self._named[flight.plan.step] = {
+                request: {
+                    (group, block)
+                    for group, part in enumerate(request.lease.parts)
+                    for block in part.blocks
+                }
+                for request in flight.requests
+            }
+            return flight
+
+        self.scheduler.plan = watched  # type: ignore[method-assign,assignment]
+
+    def _assert_free(self, writer: Request, block: tuple[int, int]) -> None:
+        for named in self._named.values():
+            for request, blocks in named.items():
+                assert request is writer or block not in blocks, "reused under a step in flight"
+
+
+def random_prompt(rng: random.Random, longest: int) -> list[int]:
+    """Prompts that share prefixes: a few stems, cut anywhere, with a random tail."""
+    base = rng.randrange(3) * 17
+    stem = [(base + i * 5) % VOCAB for i in range(longest)]
+    shared = stem[: rng.randint(0, longest - 1)]
+    tail = [rng.randrange(VOCAB) for _ in range(rng.randint(0, longest - len(shared)))]
+    return shared + tail or [rng.randrange(VOCAB)]
