@@ -141,6 +141,11 @@ def _max_num_batched_tokens(settings: EngineSettings, num_seqs: int) -> tuple[in
     if asked is None:
         tokens = max(_MAX_BATCHED_TOKENS, num_seqs)
         return tokens, "default", f"{_MAX_BATCHED_TOKENS} keep a step short, {num_seqs} rows fit"
+    if asked < num_seqs:
+        raise StartError(
+            f"max_num_batched_tokens is {asked}; max_num_seqs is {num_seqs}, and each running"
+            " request needs a token in every step"
+        )
     return asked, "argument", "asked for"
 
 

@@ -5,15 +5,23 @@ Field descriptions are the command line's help texts: each field becomes one opt
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from treadle.errors import StartError
+
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 Isa = Literal["portable", "avx2", "avx512"]
+
+# A bound binds the number only; on `int | None` msgspec refuses it.
+AtLeastOne = Annotated[int, Meta(ge=1)]
+AtLeastTwo = Annotated[int, Meta(ge=2)]
+ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +32,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="Name of the model in the API; by default its file's stem.")
     ] = None
     max_model_len: Annotated[
-        int | None, Meta(description="Window in tokens, prompt and answer together.", ge=2)
+        AtLeastTwo | None, Meta(description="Window in tokens, prompt and answer together.")
     ] = None
 
 
@@ -37,16 +45,16 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
-        int | None, Meta(description="Memory for K and V, in bytes.", ge=1)
+        AtLeastOne | None, Meta(description="Memory for K and V, in bytes.")
     ] = None
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Annotated[
-        int | None, Meta(description="Most requests running at once.", ge=1)
+        AtLeastOne | None, Meta(description="Most requests running at once.")
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, Meta(description="Most tokens computed in one step.", ge=1)
+        AtLeastOne | None, Meta(description="Most tokens computed in one step.")
     ] = None
     overlap_depth: Annotated[
         Literal[0, 1] | None,
@@ -59,7 +67,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     isa: Annotated[
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
-    threads: Annotated[int | None, Meta(description="Threads that compute.", ge=1, le=1024)] = None
+    threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,3 +84,25 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+
+
+def engine_settings(given: Mapping[str, object]) -> EngineSettings:
+    """Sort flat names into sections; None means "not given".
+
+    Raises StartError for a name that no section has, or a value that its field does not take.
+    """
+    sections: dict[str, dict[str, object]] = {}
+    places = {
+        field.name: section.name
+        for section in msgspec.structs.fields(EngineSettings)
+        for field in msgspec.structs.fields(section.type)
+    }
+    for name, value in given.items():
+        if name not in places:
+            raise StartError(f"there is no setting {name!r}")
+        if value is not None:
+            sections.setdefault(places[name], {})[name] = value
+    try:
+        return msgspec.convert(sections, EngineSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise StartError(f"settings: {error}") from None

@@ -15,6 +15,7 @@ class StepRunner(Protocol):
 
     def forward(self, plan: StepPlan) -> None: ...
     def sample(self, plan: StepPlan) -> StepResult: ...
+    def close(self) -> None: ...
 
 
 class Executor(Protocol):
@@ -43,7 +44,7 @@ class InlineExecutor:
         return lambda: result
 
     def close(self) -> None:
-        """Nothing runs between calls."""
+        self._runner.close()
 
 
 class ThreadExecutor:
@@ -70,3 +71,4 @@ class ThreadExecutor:
 
     def close(self) -> None:
         self._thread.shutdown()
+        self._runner.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.kernels.ops import FloatArray, Program, StepInputs
+from treadle.kernels.ops import Backend, FloatArray, Program, StepInputs
 from treadle.runner.rows import RowTables
 from treadle.sampling.sampler import Sampler
 from treadle.wire.plan import StepPlan, StepResult
@@ -19,8 +19,14 @@ class Runner:
     """Plans must arrive in step order; every row a plan names was joined and has not left."""
 
     def __init__(
-        self, program: Program, inputs: StepInputs, block_sizes: Sequence[int], sampler: Sampler
+        self,
+        backend: Backend,
+        program: Program,
+        inputs: StepInputs,
+        block_sizes: Sequence[int],
+        sampler: Sampler,
     ) -> None:
+        self._backend = backend
         self._program = program
         self._tables = RowTables(inputs, block_sizes)
         self._sampler = sampler
@@ -44,3 +50,7 @@ class Runner:
         tokens, logprobs = self._sampler.sample(self._logits, works)
         self._tables.sampled([work.row for work in works], tokens)
         return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs)
+
+    def close(self) -> None:
+        """Give the device back."""
+        self._backend.close()

@@ -1,0 +1,123 @@
+"""Putting an engine together: read the card, resolve the settings, load, allocate, record.
+
+The only place that knows every part. Each phase is reported when it ends, with its seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from treadle.cache.fence import Fence
+from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.config.hardware import detect_hardware
+from treadle.config.resolve import ModelFacts, Resolved, resolve
+from treadle.config.settings import EngineSettings, RuntimeSettings
+from treadle.engine.loop import Engine, Served
+from treadle.engine.request import Request
+from treadle.errors import StartError
+from treadle.kernels.ops import Backend, StepInputs, StepLimits
+from treadle.models.card import ModelCard
+from treadle.models.loader import Model, load_model, read_card
+from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
+from treadle.runner.runner import Runner
+from treadle.sampling.sampler import Sampler
+from treadle.schedule.order import Fcfs
+from treadle.schedule.scheduler import Limits, Scheduler
+from treadle.wire.messages import Progress
+
+Report = Callable[[Progress], None]
+
+
+class _Phases:
+    """Times the phases of a start."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[list[str]]:
+        """The caller appends what is worth telling."""
+        began = time.monotonic()
+        details: list[str] = []
+        yield details
+        self._report(Progress(name, time.monotonic() - began, "; ".join(details)))
+
+
+def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine:
+    """Raises StartError when the setting, the machine or the model file does not fit."""
+    phases = _Phases(report)
+    with phases.phase("configure") as details:
+        card = read_card(path)
+        resolved = resolve(settings, model_facts(card), detect_hardware())
+        backend = build_backend(settings.runtime, resolved)
+        details.append(backend.description)
+    with phases.phase("load weights") as details:
+        model = load_model(path, backend, positions=resolved.max_model_len)
+        details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
+    with phases.phase("allocate KV") as details:
+        engine = _assemble(resolved, model, backend)
+        capacity = f"{resolved.kv_capacity_tokens} tokens of KV in blocks of {resolved.block_size}"
+        details.append(f"{capacity}: {resolved.reasons['num_blocks'].sentence}")
+    return engine
+
+
+def model_facts(card: ModelCard) -> ModelFacts:
+    widths = 4 * card.hidden + 3 * card.ffn + (2 * card.heads + 2 * card.kv_heads) * card.head_dim
+    return ModelFacts(
+        max_positions=card.max_positions,
+        kv_values_per_token=2 * card.layers * card.kv_heads * card.head_dim,
+        weights_bytes=card.weight_bytes,
+        activation_bytes_per_token=4 * widths,
+    )
+
+
+def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
+    """Imports only the backend that is used."""
+    if resolved.backend == "torch":
+        if runtime.isa is not None:
+            raise StartError("isa chooses among the native kernels; the backend is torch")
+        from treadle.kernels.torch.backend import TorchBackend
+
+        return TorchBackend(threads=resolved.threads)
+    from treadle.kernels.native.backend import NativeBackend
+
+    return NativeBackend(threads=resolved.threads, isa=runtime.isa)
+
+
+def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
+    card = model.card
+    specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
+    row_blocks = -(-resolved.max_model_len // resolved.block_size)
+    limits = StepLimits(
+        tokens=resolved.max_num_batched_tokens,
+        rows=resolved.max_num_seqs,
+        table_blocks=tuple(row_blocks for _ in specs),
+    )
+    inputs = StepInputs(limits)
+    pools = [backend.kv_pool(spec, resolved.num_blocks) for spec in specs]
+    program = model.record(backend.recorder(inputs, pools))
+    sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.eos_ids)
+    runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
+    kv = KVCache(
+        [
+            build_prefix_cache(resolved.prefix_cache, resolved.num_blocks, spec.block_size)
+            for spec in specs
+        ]
+    )
+    fence = Fence()
+    scheduler: Scheduler[Request] = Scheduler(
+        Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens), Fcfs(), kv, fence
+    )
+    served = Served(
+        vocab_size=card.vocab_size,
+        max_model_len=resolved.max_model_len,
+        eos_token_ids=frozenset(card.eos_ids),
+        overlap_depth=resolved.overlap_depth,
+    )
+    executor: Executor = (
+        ThreadExecutor(runner) if resolved.overlap_depth else InlineExecutor(runner)
+    )
+    return Engine(served, scheduler, kv, fence, executor)

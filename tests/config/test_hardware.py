@@ -1,0 +1,58 @@
+"""Reading the machine: files of /proc and /sys as several systems have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from treadle.config.hardware import detect_hardware, usable_cores
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMORY = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 800 kB\n"}
+
+
+def test_free_memory_counts_where_nothing_limits(tmp_path: Path) -> None:
+    unlimited = {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}
+    machine = detect_hardware(write(tmp_path, {**MEMORY, **unlimited}))
+    assert (machine.memory_bytes, machine.available_bytes) == (1000 * 1024, 800 * 1024)
+    assert machine.available_from == "free memory"
+
+
+def test_the_control_group_counts_where_it_is_tighter(tmp_path: Path) -> None:
+    """Cache that the kernel would drop is not in use."""
+    limited = {
+        "sys/fs/cgroup/memory.max": "500000\n",
+        "sys/fs/cgroup/memory.current": "400000\n",
+        "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 150000\n",
+    }
+    machine = detect_hardware(write(tmp_path, {**MEMORY, **limited}))
+    assert (machine.memory_bytes, machine.available_bytes) == (500000, 250000)
+    assert machine.available_from == "the control group's limit"
+
+
+def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
+    limited = {
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "400000\n",
+        "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 100000\n",
+    }
+    machine = detect_hardware(write(tmp_path, {**MEMORY, **limited}))
+    assert machine.available_bytes == 200000
+
+
+def test_a_quota_is_rounded_up_to_whole_cores(tmp_path: Path) -> None:
+    assert usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "50000 100000\n"})) == 1
+    here = usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000\n"}))
+    assert here == usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "9900000 100000\n"}))
+
+
+def test_this_machine_can_be_read() -> None:
+    machine = detect_hardware()
+    assert machine.cores >= 1
+    assert 0 < machine.available_bytes <= machine.memory_bytes

@@ -1,0 +1,86 @@
+"""The same request gives the same tokens and log-probabilities, bit for bit, whatever else is in
+the batch and however it is chunked, cached, preempted, overlapped or threaded."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.engine.bits import (
+    Schedule,
+    answers_alone,
+    random_schedule,
+    requests,
+    serve,
+    start,
+    total,
+)
+from tests.tiny import VOCAB_SIZE, tiny_llama
+from treadle.config.settings import Isa
+from treadle.kernels.native.backend import available_isas
+from treadle.wire.messages import Generate, Stats
+
+LONGEST = 200 + 70
+SCHEDULES = 8
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+def check_bits(path: Path, messages: list[Generate], isa: Isa | None, kv_dtype: str) -> None:
+    rng = random.Random(f"{path.name}{isa}")
+    alone = answers_alone(path, messages, isa=isa, kv_dtype=kv_dtype)
+    seen: list[Stats] = []
+    for _ in range(SCHEDULES):
+        schedule = random_schedule(rng, LONGEST)
+        engine = start(path, schedule, isa=isa, kv_dtype=kv_dtype)
+        for warmth in ("cold", "warm"):
+            answers = serve(engine, messages, schedule)
+            for key, answer in alone.items():
+                assert answers[key] == answer, (key, warmth, schedule)
+        seen.append(engine.stats())
+        engine.close()
+    assert total(seen, "preemptions") > 0
+    assert total(seen, "prefix_hits") > 0
+
+
+@pytest.mark.parametrize("weight_type", ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"])
+def test_tiny_models(weight_type: str, tiny_folder: Path) -> None:
+    path = tiny_llama(weight_type, tiny_folder)
+    messages = requests(random.Random(weight_type), VOCAB_SIZE, 24)
+    check_bits(path, messages, None, "f16")
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+def test_kv_types(kv_dtype: str, tiny_folder: Path) -> None:
+    messages = requests(random.Random(kv_dtype), VOCAB_SIZE, 24)
+    check_bits(tiny_llama("q4_0", tiny_folder), messages, None, kv_dtype)
+
+
+@pytest.mark.parametrize("isa", available_isas()[:-1])
+def test_other_variants(isa: Isa, tiny_folder: Path) -> None:
+    """The best variant is what the other tests run."""
+    for weight_type in ("bf16", "q4_1", "q8_0"):
+        messages = requests(random.Random(weight_type), VOCAB_SIZE, 12)
+        check_bits(tiny_llama(weight_type, tiny_folder), messages, isa, "f16")
+
+
+def test_the_demo_model(demo_gguf: Path) -> None:
+    messages = requests(random.Random(7), 49152, 10)
+    alone = answers_alone(demo_gguf, messages)
+    schedules = [
+        Schedule(index="radix", block_size=16, rows=8, budget=64, threads=2, kv_tokens=400),
+        Schedule(index="hashed", block_size=1, rows=3, budget=33, depth=1, steps_between=2),
+        Schedule(index="radix", block_size=1, rows=8, budget=100, threads=2, depth=1),
+    ]
+    for schedule in schedules:
+        engine = start(demo_gguf, schedule)
+        for warmth in ("cold", "warm"):
+            answers = serve(engine, messages, schedule)
+            for key, answer in alone.items():
+                assert answers[key] == answer, (key, warmth, schedule)
+        engine.close()
