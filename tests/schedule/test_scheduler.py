@@ -1,0 +1,153 @@
+"""Who is planned: budget, order, chunks, admission, preemption. Steps are settled by hand."""
+
+from __future__ import annotations
+
+from treadle.cache.fence import Fence
+from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.engine.request import Request
+from treadle.schedule.draft import Flight
+from treadle.schedule.order import Fcfs
+from treadle.schedule.scheduler import Limits, Scheduler
+from treadle.wire.messages import Generate
+from treadle.wire.sampling_params import SamplingParams
+
+
+class Table:
+    """A scheduler over one KV group, with its steps settled at once."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_size: int = 1,
+        rows: int = 8,
+        budget: int = 100,
+        index: str = "none",
+    ) -> None:
+        self.fence = Fence()
+        self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
+        self.scheduler: Scheduler[Request] = Scheduler(
+            Limits(rows, budget), Fcfs(), self.kv, self.fence
+        )
+        self._serial = 0
+
+    def add(self, num_prompt: int, *, first: int | None = None, max_tokens: int = 50) -> Request:
+        self._serial += 1
+        start = 1000 * self._serial if first is None else first
+        message = Generate(
+            request_id=f"r{self._serial}",
+            prompt=list(range(start, start + num_prompt)),
+            params=SamplingParams(max_tokens=max_tokens),
+            seed=0,
+        )
+        request = Request.of(message, max_tokens)
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> list[tuple[str, int, bool]]:
+        """(request, tokens, sampled) per work of the next step, which is carried out."""
+        flight = self.scheduler.plan()
+        if flight is None:
+            return []
+        self.fence.launch(flight.plan.step)
+        self.fence.settle(flight.plan.step)
+        self._settle(flight)
+        return [
+            (request.request_id, work.num_tokens, work.sample)
+            for request, work in zip(flight.requests, flight.plan.work, strict=True)
+        ]
+
+    def _settle(self, flight: Flight[Request]) -> None:
+        for request, work in zip(flight.requests, flight.plan.work, strict=True):
+            self.scheduler.settle(request, work)
+            if work.sample:
+                request.num_pending -= 1
+                request.tokens.append(7)
+
+
+def test_running_requests_go_first_and_prompts_fill_the_budget() -> None:
+    table = Table(blocks=200, budget=10)
+    table.add(4)
+    table.add(9)
+    table.add(3)
+    assert table.step() == [("r1", 4, True), ("r2", 6, False)]
+    assert table.step() == [("r1", 1, True), ("r2", 3, True), ("r3", 3, True)]
+    assert table.step() == [("r1", 1, True), ("r2", 1, True), ("r3", 1, True)]
+
+
+def test_a_prompt_longer_than_the_budget_is_chunked() -> None:
+    table = Table(blocks=200, budget=8)
+    table.add(20)
+    assert [table.step() for _ in range(3)] == [
+        [("r1", 8, False)],
+        [("r1", 8, False)],
+        [("r1", 4, True)],
+    ]
+
+
+def test_rows_bound_the_running_requests() -> None:
+    table = Table(blocks=200, rows=2)
+    for _ in range(3):
+        table.add(2)
+    assert [name for name, _, _ in table.step()] == ["r1", "r2"]
+    assert table.scheduler.num_waiting == 1
+
+
+def test_a_prompt_waits_until_all_of_it_fits_and_blocks_those_behind() -> None:
+    """Even when the step would compute only a chunk of it; first come, first served."""
+    table = Table(blocks=20, budget=5)
+    first = table.add(12)
+    table.add(9)
+    table.add(1)
+    table.step()
+    table.step()
+    assert table.step() == [("r1", 2, True)]
+    assert table.step() == [("r1", 1, True)]
+    table.scheduler.finish(first)
+    assert table.step() == [("r2", 5, False)]
+
+
+def test_the_newest_is_preempted_and_returns_first_with_its_tokens() -> None:
+    table = Table(blocks=12)
+    table.add(4)
+    table.add(4)
+    last = table.add(2)
+    assert table.step() == [("r1", 4, True), ("r2", 4, True), ("r3", 2, True)]
+    # 10 blocks are held; r1 and r2 take the last two, r3 finds none and gives up its own.
+    assert table.step() == [("r1", 1, True), ("r2", 1, True)]
+    assert (last.row, last.num_computed, len(last.tokens)) == (None, 0, 3)
+    behind = table.add(1)
+    assert table.scheduler.counters.preemptions == 1
+    # It needs 3 blocks and there are 2: it waits, and r4 behind it.
+    assert [name for name, _, _ in table.step()] == ["r1", "r2"]
+    table.scheduler.finish(table.scheduler.running[0])
+    assert [(name, n) for name, n, _ in table.step()] == [("r2", 1), ("r3", 3), ("r4", 1)]
+    assert behind.row is not None
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    table = Table(blocks=8)
+    table.add(4)
+    table.add(4)
+    table.step()
+    table.add(1)
+    assert table.step() == [("r1", 1, True)], "r2 was preempted; its blocks are free, yet r3 waits"
+
+
+def test_the_last_token_of_a_known_prompt_is_computed() -> None:
+    for index, block_size, computed in (("radix", 1, 1), ("radix", 4, 4), ("hashed", 4, 4)):
+        table = Table(blocks=64, block_size=block_size, index=index)
+        first = table.add(16, first=0)
+        table.step()
+        table.scheduler.finish(first)
+        table.add(16, first=0)
+        assert table.step() == [("r2", computed, True)]
+        assert table.scheduler.counters.prefix_hits == 16 - computed
+
+
+def test_no_token_is_planned_beyond_max_tokens() -> None:
+    table = Table(blocks=64)
+    table.add(3, max_tokens=2)
+    assert len(table.step()) == 1
+    assert len(table.step()) == 1
+    assert table.step() == []
