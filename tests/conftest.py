@@ -1,0 +1,15 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treadle.models.demo import demo_path
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The demo model's file, downloaded once per machine."""
+    return demo_path()

@@ -1,0 +1,201 @@
+"""The cache of the demo model and the resolution of model names, with real pip and small wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from treadle.cli.pull import pull
+from treadle.errors import ModelFileError, StartError
+from treadle.models import demo
+from treadle.models.demo import PackagedModel, cache_folder, cached
+from treadle.models.source import resolve_model
+
+CONTENT = b"GGUF" + bytes(range(256)) * 5000
+
+
+def small_model(sha256: str | None = None) -> PackagedModel:
+    return PackagedModel(
+        package="tiny-model",
+        version="1.0",
+        member="tiny_model/tiny.gguf",
+        num_bytes=len(CONTENT),
+        sha256=sha256 or hashlib.sha256(CONTENT).hexdigest(),
+    )
+
+
+def write_wheel(folder: Path, member: str = "tiny_model/tiny.gguf") -> None:
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, CONTENT)
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its index; the network is never asked."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
+
+
+def test_fetches_once_then_trusts_the_stamp(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_wheel(index)
+    folder = tmp_path / "cache"
+    path = cached(small_model(), folder, progress=True)
+    assert path == folder / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "unpack tiny.gguf" in captured.err
+    assert sorted(entry.name for entry in folder.iterdir()) == ["tiny.gguf", "tiny.gguf.checked"]
+
+    (index / "tiny_model-1.0-py3-none-any.whl").unlink()
+    assert cached(small_model(), folder, progress=True) == path
+    # A wrong hash would be noticed if the file were hashed again.
+    assert cached(small_model(sha256="0" * 64), folder, progress=True) == path
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_without_stamp_is_hashed_and_then_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(CONTENT)
+    assert cached(small_model(), tmp_path, progress=False) == path
+    assert (tmp_path / "tiny.gguf.checked").exists()
+
+
+@pytest.mark.parametrize("damage", [CONTENT[:-1], b"X" + CONTENT[1:]], ids=["short", "changed"])
+def test_a_damaged_file_is_fetched_again(index: Path, tmp_path: Path, damage: bytes) -> None:
+    write_wheel(index)
+    folder = tmp_path / "cache"
+    path = cached(small_model(), folder, progress=False)
+    path.write_bytes(damage)
+    os.utime(path, ns=(1, 1))
+    assert cached(small_model(), folder, progress=False).read_bytes() == CONTENT
+
+
+def test_a_wrong_hash_leaves_nothing_behind(index: Path, tmp_path: Path) -> None:
+    write_wheel(index)
+    folder = tmp_path / "cache"
+    with pytest.raises(StartError, match="expected 000000"):
+        cached(small_model(sha256="0" * 64), folder, progress=False)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_wheel_without_the_file(index: Path, tmp_path: Path) -> None:
+    write_wheel(index, member="tiny_model/other.gguf")
+    with pytest.raises(StartError, match=r"does not hold tiny_model/tiny\.gguf"):
+        cached(small_model(), tmp_path / "cache", progress=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_wheel_that_cannot_be_found(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot download .* No matching distribution"):
+        cached(small_model(), tmp_path / "cache", progress=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_python_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_PIP", (sys.executable, "-m", "no_such_pip"))
+    with pytest.raises(StartError, match="does not have; install pip"):
+        cached(small_model(), tmp_path / "cache", progress=False)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(StartError, match="cannot store"):
+        cached(small_model(), tmp_path / "cache", progress=False)
+
+
+def test_two_processes_at_once(index: Path, tmp_path: Path) -> None:
+    write_wheel(index)
+    folder = tmp_path / "cache"
+    script = (
+        "import sys; from pathlib import Path; from treadle.models.demo import *;"
+        f"model = PackagedModel(**{small_model().__dict__!r});"
+        "print(cached(model, Path(sys.argv[1]), progress=False))"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.communicate()[0].strip() == str(folder / "tiny.gguf")
+        assert process.returncode == 0
+    assert (folder / "tiny.gguf").read_bytes() == CONTENT
+    assert sorted(entry.name for entry in folder.iterdir()) == ["tiny.gguf", "tiny.gguf.checked"]
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TREADLE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == tmp_path / ".cache/treadle/models"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == tmp_path / ".cache/treadle/models"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg/treadle/models"
+    monkeypatch.setenv("TREADLE_CACHE", "~/mine")
+    assert cache_folder() == tmp_path / "mine/models"
+
+
+def test_the_demo_file_is_the_published_one(demo_gguf: Path) -> None:
+    assert demo_gguf.stat().st_size == demo.DEMO.num_bytes
+    with demo_gguf.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == demo.DEMO.sha256
+    assert resolve_model("demo") == demo_gguf
+
+
+def test_a_gguf_path(tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    path.write_bytes(CONTENT)
+    assert resolve_model(str(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("folder", "is a directory"),
+        ("missing.gguf", "no such file"),
+        ("model.safetensors", "not a GGUF file"),
+        ("empty.gguf", "not a GGUF file"),
+        ("nul\0.gguf", "cannot be read"),
+    ],
+)
+def test_names_that_are_no_model(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    with pytest.raises(ModelFileError, match=problem):
+        resolve_model(str(tmp_path / name))
+
+
+def test_pull_prints_the_path_alone(tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    path.write_bytes(CONTENT)
+    result = CliRunner().invoke(pull, [str(path)])
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
