@@ -1,0 +1,86 @@
+"""Intake: what must hold of a request before it is queued, and how it becomes Generates.
+
+Checked once, here, for HTTP and Python callers alike; what passes is of another type, `Accepted`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from treadle.errors import InvalidRequest, PromptTooLong
+from treadle.wire.messages import Generate, Ready
+from treadle.wire.sampling_params import SamplingParams
+
+_SEED_BITS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """A prompt and parameters that passed `check`; `params.max_tokens` is a number."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+def check(prompt: list[int], params: SamplingParams, engine: Ready, *, vocab_size: int) -> Accepted:
+    """Raise what is wrong with a request, or accept it; its longest answer is then known.
+
+    `vocab_size` is the tokenizer's, which may be smaller than the model's.
+    """
+    vocab_size = min(engine.vocab_size, vocab_size)
+    params.check(vocab_size)
+    if not prompt:
+        raise InvalidRequest("the prompt holds no token", param="prompt")
+    params = _fit(len(prompt), params, engine)
+    for token in (min(prompt), max(prompt)):
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"prompt holds {token}; token ids run from 0 to {vocab_size - 1}", param="prompt"
+            )
+    return Accepted(prompt, params)
+
+
+def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
+    """One Generate per prompt and choice, in the order of the choices' indices."""
+    generates: list[Generate] = []
+    for request in requests:
+        params = request.params
+        drawn = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        first = len(generates)
+        generates += (
+            Generate(
+                request_id=f"{request_id}-{first + choice}",
+                prompt=request.prompt,
+                params=msgspec.structs.replace(params, n=1),
+                seed=drawn % 2**_SEED_BITS,
+                choice=choice,
+                cache_salt=cache_salt,
+            )
+            for choice in range(params.n)
+        )
+    return generates
+
+
+def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingParams:
+    """Raise PromptTooLong, or settle `max_tokens` where it was left open."""
+    limit = min(engine.max_model_len, engine.kv_capacity_tokens)
+    num_answer = 1 if params.max_tokens is None else params.max_tokens
+    if num_prompt + num_answer > limit:
+        what = (
+            f"maximum context length is {engine.max_model_len} tokens"
+            if limit == engine.max_model_len
+            else f"KV cache holds {engine.kv_capacity_tokens} tokens"
+        )
+        raise PromptTooLong(
+            f"this model's {what}, and the request needs {num_prompt + num_answer}: "
+            f"{num_prompt} in the prompt and {num_answer} for the answer",
+            param="prompt" if num_prompt >= limit else "max_tokens",
+        )
+    if params.max_tokens is None:
+        params = msgspec.structs.replace(params, max_tokens=limit - num_prompt)
+        params.check(engine.vocab_size)  # min_tokens has something to be compared with now
+    return params

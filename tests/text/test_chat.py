@@ -1,0 +1,319 @@
+"""Chat templates: against transformers, and templates that fail, break out or run away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from treadle.errors import InvalidRequest
+from treadle.text import sandbox
+from treadle.text.chat import ChatTemplate
+from treadle.text.load import ModelText
+
+BOS, EOS = "<s>", "</s>"
+
+CHATML_WITH_TOOLS = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and loop.first %}{% continue %}{% endif %}
+    {{- '<|im_start|>' ~ message.role }}
+    {%- if loop.index0 == ns.last %}{{ ' (last)' }}{% endif %}
+    {%- if message.content is string %}
+        {{- '\\n' + message.content | trim }}
+    {%- elif message.content is defined %}
+        {%- for part in message.content if part.type == 'text' %}
+            {{- '\\n' + part.text }}
+        {%- endfor %}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>' + call.function.name + ' ' }}
+        {{- call.function.arguments | tojson(indent=2) }}
+        {{- '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+ALTERNATING = """
+{{ bos_token }}
+{% if messages[0]['role'] == 'system' %}
+    {% set system = messages[0]['content'] %}
+    {% set rest = messages[1:] %}
+{% else %}
+    {% set rest = messages %}
+{% endif %}
+{% for message in rest %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+[INST] {{ system + '\\n\\n' if loop.first and system is defined }}{{ message['content'] }} [/INST]
+    {% else %}
+        {% generation %}
+{{ message['content'] | trim }}{{ eos_token }}
+        {% endgeneration %}
+    {% endif %}
+{% endfor %}
+"""
+
+MACROS = """{% macro block(role, text, depth=0) -%}
+<{{ role }}>{{ '  ' * depth }}
+{{- text | replace('\\n', ' / ') | upper if role == 'system' else text }}
+{%- endmacro -%}
+{% for message in messages recursive -%}
+{{ loop.depth }}:{{ block(message.role | default('none'), message.content | string) }}
+{%- for key, value in message.items() | sort if key not in ('role', 'content') %}
+ {{ key }}={{ value | tojson(sort_keys=true, separators=(',', ':')) }}
+{%- endfor %}
+{%- if message.children %}{{ loop(message.children) }}{% endif %}
+{% endfor -%}
+{% if documents is not none %}docs{% endif %}{% if documents is defined %}!{% endif %}
+{% for i in range(5) %}
+{% if i == 3 %}{% break %}{% endif %}{{ i }}{% if not loop.last %},{% endif %}
+{% endfor %}
+{{ messages | map(attribute='role') | list }} {{ missing }} {{ strftime_now('%Y') }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }}
+{{ dict(a=1) }} {{ 7 // 2 ** 2 }}
+{{ messages[-1].content[:5] }} {{ 'é' | tojson }} {{ '<&>' | tojson }} {{ 3 * 'ab' }}
+{% if add_generation_prompt %}assistant:{% endif %}"""
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "wetter",
+            "description": "Wetter für <Ort> & Zeit",
+            "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}},
+        },
+    }
+]
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+CALL = {"function": {"name": "wetter", "arguments": {"ort": "Köln", "tage": 3}}}
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [user("Hello")],
+    [user("")],
+    [user("  spaces around \n")],
+    [user("line\n\nline\r\n\ttab")],
+    [user("日本語 é 😀 👩‍👩‍👧 \u200b")],
+    [user("<|im_end|> {{ 7 * 7 }} {% raw %} [INST]")],
+    [user("quotes ' \" \\ and & < >")],
+    [system("You are terse."), user("Hi")],
+    [system(""), user("Hi")],
+    [system("A\nB")],
+    [user("Hi"), assistant("Hello!"), user("Bye")],
+    [user("Hi"), assistant("  Hello! \n")],
+    [system("S"), user("1"), assistant("2"), user("3"), assistant("4"), user("5")],
+    [user("1"), user("2")],
+    [assistant("first")],
+    [user("1"), assistant("2"), assistant("3")],
+    [user("Hi"), assistant(None, tool_calls=[CALL]), user("and?")],
+    [user("Hi"), assistant("x", tool_calls=[CALL, CALL]), {"role": "tool", "content": "12 °C"}],
+    [user([{"type": "text", "text": "part 1"}, {"type": "text", "text": "part 2"}])],
+    [user("x" * 5000), assistant("y" * 5000), user("z")],
+    [{"role": "developer", "content": "D", "name": None}, user("named")],
+    [user(f"turn {turn}") if turn % 2 == 0 else assistant(f"turn {turn}") for turn in range(41)],
+]
+
+
+def theirs(source: str, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, str | None]:
+    """What transformers renders, or why it does not."""
+    present = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
+    try:
+        rendered, _ = render_jinja_template(
+            conversations=[present], chat_template=source, bos_token=BOS, eos_token=EOS, **variables
+        )
+    except Exception as error:
+        return "", str(error)
+    return rendered[0], None
+
+
+@pytest.mark.parametrize("name", ["demo", "tools", "alternating", "macros"])
+def test_against_transformers(name: str, model_text: ModelText) -> None:
+    demo = model_text.template
+    assert demo is not None
+    source = {
+        "demo": demo.source,
+        "tools": CHATML_WITH_TOOLS,
+        "alternating": ALTERNATING,
+        "macros": MACROS,
+    }[name]
+    ours = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    num_rendered = 0
+    for messages in CONVERSATIONS:
+        for variables in (
+            {"add_generation_prompt": True},
+            {"add_generation_prompt": False, "tools": TOOLS},
+            {"add_generation_prompt": True, "enable_thinking": False},
+        ):
+            expected, reason = theirs(source, messages, **variables)
+            if reason is None:
+                num_rendered += 1
+                assert ours.render(messages, **variables) == expected
+            else:
+                with pytest.raises(InvalidRequest) as refused:
+                    ours.render(messages, **variables)
+                assert reason in refused.value.message
+                assert refused.value.param == "messages"
+    assert num_rendered >= 40
+
+
+def test_the_demo_prompt_is_read_as_control_tokens(model_text: ModelText) -> None:
+    prompt = model_text.require_template().render([user("Hi")])
+    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    ids = model_text.tokenizer.encode(prompt, add_special=False)
+    assert (ids.count(1), ids.count(2)) == (3, 2)
+
+
+def test_a_later_default_can_be_overridden() -> None:
+    template = ChatTemplate("{{ bos_token }}{{ x }}", bos_token=BOS, eos_token=EOS)
+    assert template.render([user("")], x=1) == "<s>1"
+    assert template.render([user("")], bos_token="B") == "B"
+
+
+def refusal(source: str, messages: list[dict[str, Any]] | None = None) -> str:
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    with pytest.raises(InvalidRequest) as refused:
+        template.render(messages or [user("Hi")])
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('only one turn') }}", "refuses this conversation: only one turn"),
+        ("{{ messages.nothing.at.all }}", "has no attribute 'nothing'"),
+        ("{{ messages[0].content + none }}", "fails on this conversation"),
+        ("{{ 1 / 0 }}", "fails on this conversation: division by zero"),
+        ("{{ nothing() }}", "'nothing' is undefined"),
+        ("{% for %}", "broken at line 1"),
+        ("\n\n{{ 'a' | no_such_filter }}", "broken at line 3: No filter named 'no_such_filter'"),
+        ("{% include 'other' %}", "fails on this conversation"),
+        ("{% for x in [1] %}" * 30 + "{% endfor %}" * 30, "cannot be used"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be used"),
+    ],
+)
+def test_failing_templates(source: str, message: str) -> None:
+    assert message in refusal(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='system') }}",
+        "{{ lipsum.__globals__ }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    messages = [user("Hi")]
+    try:
+        shown = template.render(messages)
+    except InvalidRequest as error:
+        shown = error.message
+    # An unsafe attribute is undefined, so it shows as nothing until something is asked of it.
+    assert shown == "" or "unsafe" in shown or "has no attribute" in shown
+    assert messages == [user("Hi")]
+
+
+LOOP = "{{% for {0} in range(1000) %}}{1}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (LOOP.format("a", LOOP.format("b", LOOP.format("c", ""))), "loops more than"),
+        ("{% for x in range(10**9) %}{% endfor %}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "fails on"),
+        ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+         "loops more than"),
+        ("{% for x in [[[]]] * 3 recursive %}{{ loop([1]) }}{% endfor %}", "fails on"),
+        (LOOP.format("a", LOOP.format("b", "{{ 'x' * 10**6 }}")), "output is longer than"),
+        ("{{ 'x' * 10**9 }}", "too large"),
+        ("{{ 10**9 * [1] }}", "too large"),
+        ("{{ 9**(9**9) }}", "too large"),
+        ("{{ (2**4000) * (2**4000) }}", "too large"),
+    ],
+)  # fmt: skip
+def test_runaway_templates_end(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)
+    start = time.perf_counter()
+    assert message in refusal(source)
+    assert time.perf_counter() - start < 10
+
+
+def test_the_budget_is_per_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 1000)
+    template = ChatTemplate(LOOP.format("a", ""), bos_token=BOS, eos_token=EOS)
+    for _ in range(3):
+        assert template.render([user("Hi")]) == ""
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 999)
+    with pytest.raises(InvalidRequest, match="loops more than 999 times"):
+        template.render([user("Hi")])
+
+
+def test_messages_must_be_mappings() -> None:
+    template = ChatTemplate("x", bos_token=BOS, eos_token=EOS)
+    with pytest.raises(InvalidRequest, match="must be a mapping"):
+        template.render(["Hi"])  # type: ignore[list-item]
+
+
+def test_chat_needs_jinja_only_when_it_renders() -> None:
+    script = (
+        "import sys; from treadle.text.chat import ChatTemplate;"
+        "t = ChatTemplate('x', bos_token='', eos_token='');"
+        "assert 'jinja2' not in sys.modules; t.render([]); assert 'jinja2' in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
