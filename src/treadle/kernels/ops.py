@@ -161,8 +161,11 @@ class KVSpec:
 class KVPool(Protocol):
     """K and V of every layer of one group, in blocks. How a block is laid out is the backend's."""
 
-    spec: KVSpec
-    num_blocks: int
+    @property
+    def spec(self) -> KVSpec: ...
+
+    @property
+    def num_blocks(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,11 +322,18 @@ class SamplingOps(Protocol):
 class Backend(Protocol):
     """A set of kernels on one device. Built once per engine; two in one process do not meet."""
 
-    name: str
-    """"native" or "torch"."""
-    description: str
-    """For people: kernel variant, threads."""
-    sampling: SamplingOps
+    @property
+    def name(self) -> str:
+        """ "native" or "torch"."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """For people: kernel variant, threads."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingOps: ...
 
     def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
         """Repack one matrix, or several of equal k stacked along n, each in its own type.

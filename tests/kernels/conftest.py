@@ -1,0 +1,188 @@
+"""The bench on which single ops are run, on each backend, against oracles that are neither.
+
+Data enters a program through `embed` of a float32 table and leaves it through `select`, both of
+which copy. An operand in form Q8 is filled through `gated` with a gate of 64: silu(64) is 64
+exactly, so 64 * (x / 64) is x.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from treadle.kernels.ops import (
+    Backend,
+    Buffer,
+    FloatArray,
+    KVPool,
+    Matrix,
+    RawTensor,
+    Recorder,
+    Rows,
+    StepInputs,
+    StepLimits,
+    WeightType,
+)
+from treadle.kernels.torch.backend import TorchBackend
+
+_GGML_TYPES = {kind: gguf.GGMLQuantizationType[kind.name] for kind in WeightType}
+
+
+def _native() -> Backend:
+    try:
+        importlib.import_module("treadle.kernels.native._native")
+    except ImportError:
+        pytest.skip("the native kernels are not built")
+    backend: Backend = importlib.import_module("treadle.kernels.native.backend").NativeBackend(
+        threads=2
+    )
+    return backend
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    made = TorchBackend(threads=1) if request.param == "torch" else _native()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bench(backend: Backend) -> Bench:
+    return Bench(backend)
+
+
+class Bench:
+    """Builds weights, and programs around one op."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def raw(self, values: np.ndarray, kind: WeightType, name: str = "weight") -> RawTensor:
+        """A tensor of these values, as near as its type allows."""
+        data = gguf.quants.quantize(values.astype(np.float32), _GGML_TYPES[kind])
+        return RawTensor(name, kind, values.shape, data.view(np.uint8).reshape(-1))
+
+    def dequantised(self, tensor: RawTensor) -> np.ndarray:
+        """float64 [n, k]."""
+        if tensor.type is WeightType.F32:
+            return tensor.data.view(np.float32).reshape(tensor.shape).astype(np.float64)
+        rows = tensor.data.reshape(tensor.shape[0], -1)
+        return gguf.quants.dequantize(rows, _GGML_TYPES[tensor.type]).astype(np.float64)
+
+    def dense(self, values: np.ndarray) -> Matrix:
+        return self.backend.matrix([self.raw(values, WeightType.F32)])
+
+    def vector(self, values: np.ndarray) -> Any:
+        return self.backend.vector(self.raw(values, WeightType.F32))
+
+    def apply(
+        self,
+        x: np.ndarray,
+        width: int,
+        op: Callable[[Recorder, Buffer, Buffer], None],
+    ) -> FloatArray:
+        """Run `op(recorder, x, out)` on float32 token rows; returns out [T, width]."""
+        tokens = len(x)
+        inputs = StepInputs(StepLimits(tokens, tokens, ()))
+        recorder = self.backend.recorder(inputs, ())
+        source = recorder.buffer(Rows.TOKENS, x.shape[1])
+        out = recorder.buffer(Rows.TOKENS, width)
+        recorder.embed(self.dense(x), source)
+        op(recorder, source, out)
+        logits = recorder.buffer(Rows.LOGITS, width)
+        recorder.select(out, logits)
+        program = recorder.finish(logits)
+        inputs.token_ids[:] = inputs.positions[:] = inputs.logit_tokens[:] = np.arange(tokens)
+        inputs.row_starts[1] = tokens
+        return program.run(tokens, 1, tokens).copy()
+
+    def linear(
+        self, x: np.ndarray, matrix: Matrix, *, bias: np.ndarray | None = None, repeat: int = 1
+    ) -> FloatArray:
+        """x @ matrixᵀ (+ bias), x being given in the forms that the matrix reads; added up
+        `repeat` times."""
+        weight = None if bias is None else self.vector(bias)
+
+        def op(recorder: Recorder, gate_up: Buffer, out: Buffer) -> None:
+            operand = recorder.operand(Rows.TOKENS, matrix)
+            recorder.gated(gate_up, "silu", operand)
+            recorder.linear(operand, matrix, out, bias=weight)
+            for _ in range(repeat - 1):
+                recorder.linear(operand, matrix, out, accumulate=True, bias=weight)
+
+        gate = np.full_like(x, 64)
+        return self.apply(np.concatenate([gate, x / 64], axis=1), matrix.n, op)
+
+
+class Paged:
+    """A program of RoPE and attention over one layer of a KV pool, fed with qkv rows directly."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: KVPool,
+        record: Callable[[Recorder, Buffer, Buffer], None],
+        *,
+        heads: int,
+        limits: StepLimits,
+    ) -> None:
+        spec = pool.spec
+        self.width = (heads + 2 * spec.kv_heads) * spec.head_dim
+        self._inputs = StepInputs(limits)
+        self._block_size = spec.block_size
+        # The table that `embed` reads lives as long as the program, so each step is a new program.
+        self._backend, self._pool, self._record = backend, pool, record
+        self._out_width = heads * spec.head_dim
+
+    def step(
+        self, rows: Sequence[tuple[np.ndarray, int, np.ndarray]], kept: Sequence[int] | None = None
+    ) -> FloatArray:
+        """Run rows of (qkv [tokens, width], first position, block table); returns the attention
+        of the tokens `kept`, by default of all."""
+        qkv = np.concatenate([row[0] for row in rows])
+        tokens = len(qkv)
+        inputs = self._inputs
+        at = 0
+        for index, (values, start, table) in enumerate(rows):
+            end = at + len(values)
+            positions = np.arange(start, start + len(values))
+            inputs.positions[at:end] = positions
+            inputs.slots[0][at:end] = (
+                table[positions // self._block_size] * self._block_size
+                + positions % self._block_size
+            )
+            inputs.row_starts[index : index + 2] = at, end
+            # Rows of the table need not stand in the order of the batch.
+            inputs.table_rows[index] = len(rows) - 1 - index
+            inputs.tables[0][len(rows) - 1 - index, : len(table)] = table
+            at = end
+        inputs.token_ids[:tokens] = np.arange(tokens)
+        kept = range(tokens) if kept is None else kept
+        inputs.logit_tokens[: len(kept)] = kept
+        return self._program(qkv).run(tokens, len(rows), len(kept)).copy()
+
+    def _program(self, qkv: np.ndarray) -> Any:
+        recorder = self._backend.recorder(self._inputs, [self._pool])
+        table = RawTensor(
+            "qkv", WeightType.F32, qkv.shape, qkv.astype(np.float32).view(np.uint8).reshape(-1)
+        )
+        source = recorder.buffer(Rows.TOKENS, self.width)
+        out = recorder.buffer(Rows.TOKENS, self._out_width)
+        recorder.embed(self._backend.matrix([table]), source)
+        self._record(recorder, source, out)
+        logits = recorder.buffer(Rows.LOGITS, self._out_width)
+        recorder.select(out, logits)
+        return recorder.finish(logits)
+
+
+@pytest.fixture
+def paged(backend: Backend) -> Callable[..., Paged]:
+    def make(pool: KVPool, record: Any, *, heads: int, limits: StepLimits) -> Paged:
+        return Paged(backend, pool, record, heads=heads, limits=limits)
+
+    return make

@@ -1,0 +1,168 @@
+"""embed and linear against float64 products of what the `gguf` package reads from the blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treadle.errors import ModelFileError
+from treadle.kernels.ops import Buffer, Form, RawTensor, Recorder, WeightType
+
+QUANTISED = [kind for kind in WeightType if kind.quantised]
+BLOCK_BYTES = {WeightType.Q4_0: 18, WeightType.Q4_1: 20, WeightType.Q8_0: 34}
+
+
+def quantised(x: np.ndarray) -> np.ndarray:
+    """What form Q8 keeps of x, float64."""
+    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
+    scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+    safe = np.where(scales > 0, scales, np.float32(1))
+    return (np.rint(blocks / safe).astype(np.float64) * scales).reshape(x.shape)
+
+
+def met(x: np.ndarray, kind: WeightType) -> np.ndarray:
+    """The activations that weights of this type meet."""
+    return quantised(x) if kind.quantised else x.astype(np.float32).astype(np.float64)
+
+
+def random_blocks(rng: np.random.Generator, n: int, k: int, kind: WeightType) -> RawTensor:
+    """Random bytes all over; every finite f16 occurs as a scale or minimum, also negative ones and
+    denormals."""
+    blocks = rng.integers(0, 256, (n, k // 32, BLOCK_BYTES[kind]), np.uint8)
+    for at in (0, 2) if kind is WeightType.Q4_1 else (0,):
+        bits = rng.integers(0, 0x7C00, (n, k // 32), np.uint16)
+        bits |= rng.integers(0, 2, bits.shape, np.uint16) << 15
+        blocks[..., at : at + 2] = bits[..., None].view(np.uint8)
+    return RawTensor("weight", kind, (n, k), blocks.reshape(-1))
+
+
+def magnitudes(tensor: RawTensor) -> np.ndarray:
+    """Per weight, the size of the terms it is a sum of: what rounding errors are relative to."""
+    n, k = tensor.shape
+    blocks = tensor.data.reshape(n, k // 32, -1)
+    halves = np.abs(np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float64))
+    largest = {WeightType.Q4_0: 8, WeightType.Q4_1: 15, WeightType.Q8_0: 128}[tensor.type]
+    size = halves[..., 0] * largest
+    if tensor.type is WeightType.Q4_1:
+        size = size + halves[..., 1]
+    return np.repeat(size, 32, axis=1)
+
+
+@pytest.mark.parametrize("kind", WeightType)
+@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 1, 32), (3, 17, 96), (9, 40, 160), (2, 64, 64)])
+def test_linear(bench: Any, kind: WeightType, tokens: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(tokens, k)).astype(np.float32)
+    tensor = bench.raw(rng.normal(size=(n, k)), kind)
+    weight = bench.dequantised(tensor)
+
+    result = bench.linear(x, bench.backend.matrix([tensor]))
+
+    seen = met(x, kind)
+    bound = 2e-6 * (np.abs(seen) @ np.abs(weight).T) + 1e-6
+    assert (np.abs(result - seen @ weight.T) < bound).all()
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_linear_with_any_scale(bench: Any, kind: WeightType) -> None:
+    rng = np.random.default_rng(4)
+    tensor = random_blocks(rng, 37, 128, kind)
+    weight = bench.dequantised(tensor)
+    x = rng.normal(size=(5, 128)) * 10.0 ** rng.integers(-6, 6, (5, 128))
+    x[1, 32:64] = 0
+    x[2] = 0
+
+    result = bench.linear(x.astype(np.float32), bench.backend.matrix([tensor]))
+
+    seen = quantised(x)
+    bound = 4e-6 * (np.abs(seen) @ magnitudes(tensor).T)
+    assert (np.abs(result - seen @ weight.T) <= bound).all()
+    assert (result[2] == 0).all()
+
+
+def test_activations_round_half_to_even(bench: Any) -> None:
+    """An identity matrix shows what form Q8 holds."""
+    identity = bench.raw(np.eye(32) * 127, WeightType.Q8_0)
+    # The largest value is 127, so the scale is 1 and every half is a tie.
+    x = np.concatenate([[127.0], np.arange(31) - 15.5])[None].astype(np.float32)
+    result = bench.linear(x, bench.backend.matrix([identity]))
+    np.testing.assert_array_equal(result[0] / 127, np.rint(x[0]))
+
+
+@pytest.mark.parametrize("kind", WeightType)
+def test_bias_and_accumulation(bench: Any, kind: WeightType) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, 64)).astype(np.float32)
+    tensor = bench.raw(rng.normal(size=(19, 64)), kind)
+    bias = rng.normal(size=19).astype(np.float32)
+
+    result = bench.linear(x, bench.backend.matrix([tensor]), bias=bias, repeat=3)
+
+    product = met(x, kind) @ bench.dequantised(tensor).T + bias
+    np.testing.assert_allclose(result, 3 * product, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (WeightType.Q4_1, WeightType.Q8_0, WeightType.F16),
+        (WeightType.BF16, WeightType.F32),
+        (WeightType.Q4_0, WeightType.Q4_0),
+    ],
+    ids="+".join,
+)
+def test_stacked_parts_keep_their_types(bench: Any, kinds: tuple[WeightType, ...]) -> None:
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(6, 96)).astype(np.float32)
+    parts = [
+        bench.raw(rng.normal(size=(n, 96)), kind)
+        for n, kind in zip((24, 7, 33), kinds, strict=False)
+    ]
+    matrix = bench.backend.matrix(parts)
+
+    result = bench.linear(x, matrix)
+
+    expected = [met(x, part.type) @ bench.dequantised(part).T for part in parts]
+    np.testing.assert_allclose(result, np.concatenate(expected, axis=1), atol=1e-4)
+    assert (matrix.n, matrix.k) == (sum(p.shape[0] for p in parts), 96)
+    assert matrix.forms == {Form.Q8 if kind.quantised else Form.F32 for kind in kinds}
+
+
+@pytest.mark.parametrize("kind", WeightType)
+def test_embed(bench: Any, kind: WeightType) -> None:
+    rng = np.random.default_rng(7)
+    tensor = bench.raw(rng.normal(size=(13, 96)), kind)
+    matrix = bench.backend.matrix([tensor])
+
+    def op(recorder: Recorder, _: Buffer, out: Buffer) -> None:
+        recorder.embed(matrix, out, scale=2.5)
+
+    result = bench.apply(np.zeros((13, 8)), 96, op)
+    np.testing.assert_allclose(result, bench.dequantised(tensor) * 2.5, rtol=1e-6, atol=1e-6)
+
+
+def test_unsupported_tensors_are_named(bench: Any) -> None:
+    good = bench.raw(np.ones((4, 64)), WeightType.Q8_0, "good")
+    narrow = bench.raw(np.ones((4, 32)), WeightType.Q8_0, "narrow")
+    cube = RawTensor("cube", WeightType.F32, (2, 2, 2), np.zeros(32, np.uint8))
+    odd = RawTensor("odd", WeightType.Q8_0, (1, 33), np.zeros(34, np.uint8))
+    for parts, culprit in (([good, narrow], "narrow"), ([cube], "cube"), ([odd], "odd")):
+        with pytest.raises(ModelFileError, match=culprit):
+            bench.backend.matrix(parts)
+    with pytest.raises(ModelFileError, match="good"):
+        bench.backend.vector(good)
+
+
+@pytest.mark.parametrize("kind", [WeightType.F32, WeightType.F16, WeightType.BF16])
+def test_vectors_of_float_types(bench: Any, kind: WeightType) -> None:
+    values = np.random.default_rng(8).normal(size=(1, 48)).astype(np.float32)
+    raw = bench.raw(values, kind)
+    vector = bench.backend.vector(RawTensor("v", kind, (48,), raw.data))
+    x = np.ones((1, 48), np.float32)
+
+    def op(recorder: Recorder, source: Buffer, out: Buffer) -> None:
+        recorder.rms_norm(source, vector, 0.0, out)
+
+    np.testing.assert_allclose(bench.apply(x, 48, op), bench.dequantised(raw), rtol=1e-6)
