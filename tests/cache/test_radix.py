@@ -21,9 +21,9 @@ def sizes(cache: RadixPrefixCache) -> tuple[int, int]:
 
 
 def test_seven_steps() -> None:
-    """1,200 tokens of system prompt; A adds 300 and answers 200, B adds 180; then 250 are needed."""
+    """1,200 tokens of system prompt; A adds 300 and answers 200, B adds 180; 250 are needed."""
     cache = RadixPrefixCache(4000, 1)
-    prompt_a = SYSTEM + [i for i in range(300)]
+    prompt_a = SYSTEM + list(range(300))
     answer_a = [5000 + i for i in range(200)]
     prompt_b = SYSTEM + [700 + i for i in range(180)]
 
@@ -76,10 +76,10 @@ def test_a_split_keeps_anchors_and_locks() -> None:
     long = list(range(20))
     first = admit(cache, long)
     cache.publish(first, long, 20, decode=False)
-    second = admit(cache, long[:10] + [99])
+    second = admit(cache, [*long[:10], 99])
     assert second.num_published == 10
     cache.check([first, second])
-    cache.release(second, long[:10] + [99], 11)
+    cache.release(second, [*long[:10], 99], 11)
     cache.check([first])
     assert sizes(cache) == (1, 20)
     cache.release(first, long, 20)

@@ -79,7 +79,9 @@ def requests(rng: random.Random, vocab_size: int, count: int) -> list[Generate]:
         prompt = stem[:shared] + [rng.randrange(vocab_size) for _ in range(length - shared)]
         params = kinds[at % len(kinds)]
         if params.max_tokens == 16:
-            params = SamplingParams(**{**_fields(params), "max_tokens": rng.choice([1, 6, 24])})
+            params = SamplingParams(
+                **{**_fields(params), "max_tokens": max(params.min_tokens, rng.choice([1, 6, 24]))}
+            )
         made.append(
             Generate(
                 request_id=f"r{at}",

@@ -268,9 +268,10 @@ def _plain(prompt: Any) -> str | Sequence[int]:
         if inner is None:
             raise InvalidRequest("a prompt needs prompt or prompt_token_ids", param="prompt")
         prompt = inner
-    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
-        plain: str | Sequence[int] = prompt
-        return plain
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+        return prompt
     raise InvalidRequest("a prompt is a text or a list of token ids", param="prompt")
 
 
