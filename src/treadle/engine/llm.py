@@ -247,7 +247,7 @@ class LLM:
             self._step()
 
     def _accept(self, prompt: list[int], params: SamplingParams) -> Accepted:
-        return check(prompt, params, self._limits, vocab_size=self._text.tokenizer.vocab_size)
+        return check(prompt, params, self._limits, self._text.tokenizer)
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return self._text.tokenizer.encode(text, add_special=add_special)

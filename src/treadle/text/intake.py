@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from treadle.errors import InvalidRequest, PromptTooLong
+from treadle.text.tokenizer import Tokenizer
 from treadle.wire.messages import Generate, Ready
 from treadle.wire.sampling_params import SamplingParams
 
@@ -26,16 +27,15 @@ class Accepted:
     params: SamplingParams
 
 
-def check(prompt: list[int], params: SamplingParams, engine: Ready, *, vocab_size: int) -> Accepted:
-    """Raise what is wrong with a request, or accept it; its longest answer is then known.
-
-    `vocab_size` is the tokenizer's, which may be smaller than the model's.
-    """
-    vocab_size = min(engine.vocab_size, vocab_size)
+def check(
+    prompt: list[int], params: SamplingParams, engine: Ready, tokenizer: Tokenizer
+) -> Accepted:
+    """Raise what is wrong with a request, or accept it; its longest answer is then known."""
+    vocab_size = min(engine.vocab_size, tokenizer.vocab_size)
     params.check(vocab_size)
     if not prompt:
         raise InvalidRequest("the prompt holds no token", param="prompt")
-    params = _fit(len(prompt), params, engine)
+    params = _end_turns(_fit(len(prompt), params, engine), engine, tokenizer)
     for token in (min(prompt), max(prompt)):
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
@@ -63,6 +63,15 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
             for choice in range(params.n)
         )
     return generates
+
+
+def _end_turns(params: SamplingParams, engine: Ready, tokenizer: Tokenizer) -> SamplingParams:
+    """Tokens that end a turn by their spelling, though the model's file does not name them as ends,
+    stop the answer like stop tokens (as vLLM treats further end tokens of a generation config)."""
+    unnamed = sorted(tokenizer.eos_ids.difference(engine.eos_token_ids))
+    if params.ignore_eos or not unnamed:
+        return params
+    return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *unnamed])
 
 
 def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingParams:
