@@ -1,0 +1,298 @@
+"""The text side of a served model: checked requests go to the engine, tokens come back as text.
+
+Owns the channel, the tokenizer and who waits for what. Never knows HTTP, and never decides which
+request runs when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+from treadle.errors import (
+    EngineError,
+    OverloadError,
+    PromptTooLong,
+    RequestError,
+    StartError,
+    TreadleError,
+)
+from treadle.text.choice import Choice, ChoiceDelta
+from treadle.text.intake import Accepted, check, fan_out
+from treadle.text.load import ModelText
+from treadle.text.output import AnswerText
+from treadle.text.tokenizer import Tokenizer
+from treadle.wire.channel import Channel
+from treadle.wire.messages import (
+    Abort,
+    Bye,
+    Delta,
+    Failed,
+    Finish,
+    FromEngine,
+    Progress,
+    Ready,
+    Stats,
+)
+from treadle.wire.sampling_params import SamplingParams
+
+
+class Observer(Protocol):
+    """Told about each answer as its tokens arrive, whether or not anybody reads them."""
+
+    def first_token(self, seconds: float) -> None:
+        """Seconds since the request was sent to the engine."""
+
+    def next_tokens(self, seconds: float) -> None:
+        """Seconds since this answer's previous tokens."""
+
+    def finished(self, reason: Finish, seconds: float) -> None:
+        """Seconds since the request was sent to the engine."""
+
+
+class _Inbox:
+    """What has arrived for one consumer. Parts of one answer merge while nobody takes them, so a
+    slow consumer holds up nobody and is handed one part, however long it was away."""
+
+    def __init__(self, num_answers: int) -> None:
+        self.num_open = num_answers
+        self._parts: dict[int, ChoiceDelta] = {}
+        self._error: TreadleError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, part: ChoiceDelta) -> None:
+        held = self._parts.setdefault(part.index, part)
+        if held is not part:
+            held.append(part)
+        self._news.set()
+
+    def fail(self, error: TreadleError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> list[ChoiceDelta]:
+        """At least one part; raises once the parts before a failure are taken."""
+        await self._news.wait()
+        if not self._parts and self._error is not None:
+            raise self._error.with_traceback(None)  # raised in every consumer
+        parts, self._parts = list(self._parts.values()), {}
+        self.num_open -= sum(part.finish_reason is not None for part in parts)
+        if self._error is None:
+            self._news.clear()
+        return parts
+
+
+@dataclasses.dataclass(slots=True)
+class _Answer:
+    """One Generate in the engine's hands."""
+
+    choice: Choice
+    inbox: _Inbox
+    sent_s: float
+    last_s: float | None = None
+
+
+class Frontend:
+    """Every request accepted ends: with a reason for each answer, or with one error."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        name: str,
+        *,
+        observer: Observer,
+        announce: Callable[[Progress], None],
+    ) -> None:
+        self.name = name
+        self.phase = "start"
+        self.stats: Stats | None = None
+        self._channel = channel
+        self._observer = observer
+        self._announce = announce
+        self._answers: dict[str, _Answer] = {}
+        self._text: ModelText | None = None
+        self._engine: Ready | None = None
+        self._refusal: TreadleError | None = None
+        self._settled = asyncio.Event()
+        self._longest_token_bytes = 0
+
+    async def run(self) -> None:
+        """Take in what the engine sends, for ever."""
+        while True:
+            for message in await self._channel.receive():
+                self._take(message)
+
+    async def ready(self) -> Ready:
+        """Wait for engine and text; raises what prevents them."""
+        await self._settled.wait()
+        return self._require_ready()[1]
+
+    def set_text(self, text: ModelText) -> None:
+        self._text = text
+        self._settle_if_ready()
+
+    @property
+    def text(self) -> ModelText:
+        """Tokenizer and template; raises while requests are not served."""
+        return self._require_ready()[0]
+
+    @property
+    def window(self) -> Ready:
+        """The engine's limits; raises while requests are not served."""
+        return self._require_ready()[1]
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the engine has begun to listen; while it loads it does not."""
+        return self._engine is not None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._answers)
+
+    def refuse(self, error: TreadleError) -> None:
+        """Answer every later request with `error`; those running go on."""
+        self._refusal = self._refusal or error
+        self._settled.set()
+
+    def fail(self, error: TreadleError) -> None:
+        """End every request with `error`, those running too."""
+        self.refuse(error)
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.inbox.fail(error)
+
+    def say_bye(self) -> None:
+        """Have the engine end its requests, with finish "abort", and itself."""
+        self._channel.send([Bye()])
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Token ids of a prompt. A text that cannot fit, however it is cut into tokens, is refused
+        unread: reading megabytes would hold up everybody. Callable from any thread."""
+        model, engine = self._require_ready()
+        limit = min(engine.max_model_len, engine.kv_capacity_tokens)
+        if len(text) > limit:
+            num_least = -(-len(text) // self._longest_token(model.tokenizer))
+            if num_least >= limit:
+                raise PromptTooLong(
+                    f"the prompt has at least {num_least} tokens; with its answer it may have "
+                    f"{limit}",
+                    param="prompt",
+                )
+        return model.tokenizer.encode(text, add_special=add_special)
+
+    def check(self, prompt: list[int], params: SamplingParams) -> Accepted:
+        """Raise what is wrong with a request, or accept it; its longest answer is then known."""
+        text, engine = self._require_ready()
+        return check(prompt, params, engine, text.tokenizer)
+
+    async def generate(
+        self, requests: Sequence[Accepted], *, request_id: str, cache_salt: str = ""
+    ) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """The answers to all prompts, n to each, as their parts arrive.
+
+        Close the iterator when nobody waits any more: that is what aborts.
+        """
+        tokenizer = self.text.tokenizer
+        generates = fan_out(requests, request_id, cache_salt)
+        inbox = _Inbox(len(generates))
+        now = time.monotonic()
+        for index, generate in enumerate(generates):
+            choice = Choice(index, AnswerText(tokenizer, generate.params))
+            self._answers[generate.request_id] = _Answer(choice, inbox, now)
+        self._channel.send(generates)
+        try:
+            while inbox.num_open:
+                yield await inbox.take()
+        finally:
+            self._abandon([generate.request_id for generate in generates])
+
+    def _require_ready(self) -> tuple[ModelText, Ready]:
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)  # raised many times
+        if self._text is None or self._engine is None:
+            raise OverloadError(f"the model is loading (phase: {self.phase}); try again soon")
+        return self._text, self._engine
+
+    def _longest_token(self, tokenizer: Tokenizer) -> int:
+        """Bytes, so at least the characters, that one token can stand for."""
+        if self._longest_token_bytes == 0:
+            self._longest_token_bytes = max(
+                len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
+            )
+        return self._longest_token_bytes
+
+    def _settle_if_ready(self) -> None:
+        if self._text is not None and self._engine is not None:
+            self._settled.set()
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Delta():
+                self._take_delta(message)
+            case Failed():
+                self._take_failure(message)
+            case Progress():
+                self.phase = message.phase
+                self._announce(message)
+            case Ready():
+                self._engine = message
+                self._settle_if_ready()
+            case Stats():
+                self.stats = message
+
+    def _take_delta(self, delta: Delta) -> None:
+        answer = self._answers.get(delta.request_id)
+        if answer is None:  # ended here first, by a stop string or because nobody waits
+            return
+        part = answer.choice.part(delta)
+        self._observe(answer, part)
+        if part.finish_reason is not None:
+            del self._answers[delta.request_id]
+            if delta.finish is None:
+                self._channel.send([Abort(delta.request_id)])
+        answer.inbox.put(part)
+
+    def _take_failure(self, failed: Failed) -> None:
+        if not failed.request_id:
+            self.fail(StartError(failed.message))
+            return
+        answer = self._answers.pop(failed.request_id, None)
+        if answer is not None:
+            # Its consumer wakes, raises, and abandons the other answers of the request.
+            answer.inbox.fail(_error_of(failed))
+
+    def _observe(self, answer: _Answer, part: ChoiceDelta) -> None:
+        now = time.monotonic()
+        if part.token_ids:
+            if answer.last_s is None:
+                self._observer.first_token(now - answer.sent_s)
+            else:
+                self._observer.next_tokens(now - answer.last_s)
+            answer.last_s = now
+        if part.finish_reason is not None:
+            self._observer.finished(part.finish_reason, now - answer.sent_s)
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Abort those of the requests that have not ended."""
+        open_ids = [name for name in request_ids if name in self._answers]
+        for name in open_ids:
+            answer = self._answers.pop(name)
+            self._observer.finished("abort", time.monotonic() - answer.sent_s)
+        if open_ids:
+            self._channel.send([Abort(name) for name in open_ids])
+
+
+def _error_of(failed: Failed) -> TreadleError:
+    kind: type[TreadleError] = EngineError
+    if failed.status == OverloadError.status:
+        kind = OverloadError
+    elif failed.status < EngineError.status:
+        kind = RequestError
+    error = kind(failed.message, param=failed.param)
+    error.status = failed.status
+    error.code = failed.code
+    return error

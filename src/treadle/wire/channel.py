@@ -1,0 +1,132 @@
+"""The channel between the text side and the engine: one ZMQ pair, and how messages travel on it.
+
+A frame is a msgpack list of messages, so batching is the channel's affair and no message has a
+twin for many. The text side binds, the engine connects. Queues are unbounded: the engine never
+waits for a slow text side, and nothing is dropped while both live. When one side dies, the channel
+says nothing; whoever supervises the processes does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from treadle.wire.messages import FromEngine, ToEngine
+
+LINGER_MS = 1000
+"""How long a closing engine waits for its last frames to leave."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where the text side listens, and the key that admits the engine."""
+
+    url: str
+    server_key: str | None = None
+    """Public CURVE key, for TCP, where any local user could connect; ipc has its folder's mode."""
+
+
+class Channel(Protocol):
+    """The text side's end. `send` never blocks; `receive` returns at least one message."""
+
+    def send(self, messages: Sequence[ToEngine]) -> None: ...
+
+    async def receive(self) -> list[FromEngine]: ...
+
+    def close(self) -> None: ...
+
+
+def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
+    return msgspec.msgpack.encode(messages)
+
+
+class TextChannel:
+    """The text side's end of a ZMQ channel. Binds at once; owns and removes its socket's folder."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
+        self._context = zmq.asyncio.Context()
+        self._folder: Path | None = None
+        self._socket = self._context.socket(zmq.PAIR)
+        _lift_limits(self._socket)
+        self.address = self._bind_ipc() or self._bind_tcp()
+
+    def send(self, messages: Sequence[ToEngine]) -> None:
+        # An unbounded socket takes the frame before this returns; its future carries no news.
+        self._socket.send(encode(messages))
+
+    async def receive(self) -> list[FromEngine]:
+        frame = await self._socket.recv()
+        # The engine has connected: without the file nobody else can, and a kill leaves nothing.
+        self._remove_folder()
+        return self._decoder.decode(frame)
+
+    def close(self) -> None:
+        self._socket.close(0)  # the engine is gone or going: nothing is worth waiting for
+        self._context.term()
+        self._remove_folder()
+
+    def _bind_ipc(self) -> Address | None:
+        self._folder = Path(tempfile.mkdtemp(prefix="treadle-"))  # mode 700
+        url = f"ipc://{self._folder}/engine"
+        try:
+            self._socket.bind(url)
+        except zmq.ZMQError:  # no ipc on this system, or the folder's path is too long for it
+            self._remove_folder()
+            return None
+        return Address(url)
+
+    def _bind_tcp(self) -> Address:
+        public, secret = zmq.curve_keypair()
+        self._socket.curve_secretkey = secret
+        self._socket.curve_server = True
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        return Address(f"tcp://127.0.0.1:{port}", public.decode())
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class EngineChannel:
+    """The engine's end. Used by one thread only."""
+
+    def __init__(self, address: Address) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[ToEngine])
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        _lift_limits(self._socket)
+        if address.server_key is not None:
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_serverkey = address.server_key.encode()
+        self._socket.connect(address.url)
+
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        self._socket.send(encode(messages), zmq.NOBLOCK)
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """All messages that have arrived; with `block`, waits for the first."""
+        messages: list[ToEngine] = []
+        if block:
+            self._socket.poll()
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            messages += self._decoder.decode(frame)
+
+    def close(self) -> None:
+        self._socket.close(LINGER_MS)
+        self._context.term()
+
+
+def _lift_limits(socket: zmq.Socket[Any]) -> None:
+    socket.set_hwm(0)
