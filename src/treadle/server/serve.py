@@ -1,0 +1,245 @@
+"""A server's life: accept connections, start the engine, serve, and end with everything.
+
+    listen ─▶ engine process imports, loads ───────────────────▶ Ready ┐
+           └▶ HTTP answers (503 while loading) ─▶ tokenizer, template ─┴▶ serving
+    SIGTERM ─▶ refuse new requests ─▶ grace ─▶ Bye: the rest end with "abort" ─▶ exit 0
+    engine dies ─▶ every request gets an error ─▶ exit 1
+
+Owns the event loop and the order of starting and stopping; never looks into requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import uvicorn
+
+from treadle.config.settings import EngineSettings
+from treadle.errors import EngineError, OverloadError, TreadleError
+from treadle.server.app import create_app
+from treadle.server.listen import url_of
+from treadle.server.metrics import Metrics
+from treadle.text.frontend import Frontend
+from treadle.text.load import load_text
+from treadle.wire.channel import Address, TextChannel
+from treadle.wire.messages import Progress
+
+T = TypeVar("T")
+
+GRACE_S = 10.0
+"""How long running requests may go on after SIGTERM."""
+
+LAST_WORDS_S = 2.0
+"""How long the engine may take to end, and answers to leave, once nothing more is computed."""
+
+ABORT_S = 0.5
+"""How long request handlers may take once their connections are cut."""
+
+FAREWELL_S = 0.2
+"""How long after the engine's exit its last messages may take to arrive."""
+
+
+class EngineHandle(Protocol):
+    """The engine's process, as its parent sees it; engine.process.EngineProcess."""
+
+    def start(self, settings: EngineSettings, path: Path, address: Address) -> None: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What to serve, and where the parts that are not the server's come from."""
+
+    settings: EngineSettings
+    name: str
+    locate: Callable[[], Path]
+    """Finds the model's file; may download it, so it runs beside the event loop."""
+    engine: EngineHandle
+    grace_s: float = GRACE_S
+
+
+def run_server(listener: socket.socket, launch: Launch) -> int:
+    """Serve until a signal or the engine's end; the exit status."""
+    return asyncio.run(_run(listener, launch))
+
+
+async def _run(listener: socket.socket, launch: Launch) -> int:
+    server = _Server(listener, launch)
+    try:
+        return await server.run()
+    finally:
+        await server.close()
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handling: what a signal means is decided below."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    """One reason ends it, the first that comes; the engine's process never survives `close`."""
+
+    def __init__(self, listener: socket.socket, launch: Launch) -> None:
+        self._launch = launch
+        self._url = url_of(listener)
+        self._channel = TextChannel()
+        metrics = Metrics(launch.name)
+        self._frontend = Frontend(
+            self._channel, launch.name, observer=metrics, announce=_say_progress
+        )
+        self._http = _Http(_http_config(self._frontend, metrics))
+        self._reason: asyncio.Future[Exception | None] = asyncio.Future()
+        self._hurry = asyncio.Event()
+        self._serving = self._spawn(self._http.serve([listener]))
+        self._engine = self._spawn(self._follow_engine())
+        self._others = [self._spawn(self._frontend.run()), self._spawn(self._start())]
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        reason = await self._reason
+        if reason is None:
+            await self._drain()
+            return 0
+        error = reason if isinstance(reason, TreadleError) else EngineError(f"bug: {reason!r}")
+        self._frontend.fail(error)
+        _say(error.message)
+        if error is not reason:
+            raise reason
+        return 1
+
+    async def close(self) -> None:
+        """Let answers leave, then end everything, come what may."""
+        self._http.should_exit = True
+        await self._wait_for(self._serving, LAST_WORDS_S)
+        self._launch.engine.terminate()
+        self._frontend.fail(OverloadError("the server has stopped"))
+        for connection in list(self._http.server_state.connections):
+            connection.transport.abort()  # its client does not read; its request ends as gone
+        self._http.force_exit = True
+        await asyncio.wait([self._serving], timeout=ABORT_S)
+        for ended in (self._serving, self._engine, *self._others):
+            ended.cancel()
+        self._channel.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._end(error)
+
+    def _end(self, reason: Exception | None) -> None:
+        if not self._reason.done():
+            self._reason.set_result(reason)
+
+    def _on_signal(self) -> None:
+        if self._reason.done():
+            self._hurry.set()
+        self._end(None)
+
+    async def _start(self) -> None:
+        launch = self._launch
+        path = await _in_thread(launch.locate)
+        launch.engine.start(launch.settings, path, self._channel.address)
+        self._frontend.set_text(await _in_thread(lambda: load_text(path)))
+        ready = await self._frontend.ready()
+        _say(f"window {ready.max_model_len} tokens, KV cache for {ready.kv_capacity_tokens} tokens")
+        _say(f"serving {launch.name} at {self._url}")
+
+    async def _follow_engine(self) -> None:
+        status = await self._launch.engine.wait()
+        # It may have said why, and to whom; what it sent last is still on its way.
+        await asyncio.sleep(FAREWELL_S)
+        error = EngineError(f"the engine's process ended ({_describe(status)})")
+        self._frontend.fail(error)
+        raise error
+
+    async def _drain(self) -> None:
+        """Refuse new requests; give those running their grace, then have the engine end them."""
+        self._frontend.refuse(OverloadError("the server is shutting down"))
+        self._http.should_exit = True
+        if self._frontend.num_open:
+            _say(f"stopping; {self._frontend.num_open} answers may take {self._launch.grace_s:g} s")
+        await self._wait_for(self._serving, self._launch.grace_s)
+        if self._frontend.has_engine:
+            self._frontend.say_bye()
+            await self._wait_for(self._engine, LAST_WORDS_S)
+
+    async def _wait_for(self, task: asyncio.Task[None], seconds: float) -> None:
+        """Until the task ends or time is up, or a second signal says that nobody wants to wait."""
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((task, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+
+
+def _http_config(frontend: Frontend, metrics: Metrics) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(frontend, metrics),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+    )
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but nothing waits for the thread when the server ends first."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not outcome.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            set_outcome = functools.partial(outcome.set_result, work())
+        except Exception as error:
+            set_outcome = functools.partial(outcome.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, set_outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        return f"killed by signal {-status}"
+    return f"exit status {status}"
+
+
+def _say_progress(progress: Progress) -> None:
+    detail = f": {progress.detail}" if progress.detail else ""
+    _say(f"{progress.phase} {progress.seconds:.2f} s{detail}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"treadle: {text}\n")
+    sys.stderr.flush()

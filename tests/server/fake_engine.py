@@ -1,0 +1,218 @@
+"""An engine that answers by script, in the real engine's process: `python -m fake_engine`.
+
+An answer repeats its prompt, token after token. The first token of a prompt may be a command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from treadle.config.settings import EngineSettings
+from treadle.engine.process import run
+from treadle.errors import StartError
+from treadle.wire.messages import (
+    Abort,
+    Bye,
+    Delta,
+    Failed,
+    Finish,
+    FromEngine,
+    Generate,
+    Progress,
+    Ready,
+    Stats,
+    ToEngine,
+    TokenLogprob,
+)
+
+EOS = 2
+VOCAB_SIZE = 49152
+WINDOW = 512
+KV_TOKENS = 400
+
+HOLD = 1000
+"""Never a token, as in an endless prefill."""
+CRASH = 1001
+"""The engine raises after two tokens."""
+REFUSE = 1002
+"""The request fails, with 400, after two tokens."""
+REFUSE_AT_ONCE = 1003
+DIE = 1004
+"""The process is gone after two tokens."""
+SLOW = 1005
+"""A token every few milliseconds."""
+UNLIKELY = 1006
+"""Log-probabilities of minus infinity."""
+BURST = 1007
+"""Three tokens per step."""
+
+SLOW_TOKEN_S = 0.005
+
+
+class FakeEngine:
+    """Every request ends in one final Delta or one Failed."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._requests: dict[str, Generate] = {}
+        self._outputs: dict[str, list[int]] = {}
+        self._outbox: list[FromEngine] = []
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+        self._seen: set[tuple[int, ...]] = set()
+        self._cached: dict[str, int] = {}
+        self._hits = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._outbox)
+
+    def handle(self, message: ToEngine) -> None:
+        match message:
+            case Generate():
+                self._accept(message)
+            case Abort(request_id):
+                self._end(request_id, "abort")
+            case Bye():
+                for request_id in list(self._requests):
+                    self._end(request_id, "abort")
+
+    def step(self) -> list[FromEngine]:
+        for request in list(self._requests.values()):
+            self._advance(request)
+        if any(request.prompt[0] in (SLOW, HOLD) for request in self._requests.values()):
+            time.sleep(SLOW_TOKEN_S)
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def fail_all(self, message: str) -> list[FromEngine]:
+        return [Failed(request_id=name, status=500, message=message) for name in self._requests]
+
+    def ready(self) -> Ready:
+        return Ready(
+            max_model_len=self._window,
+            vocab_size=VOCAB_SIZE,
+            kv_capacity_tokens=KV_TOKENS,
+            eos_token_ids=[EOS],
+        )
+
+    def stats(self) -> Stats:
+        return Stats(
+            running=len(self._requests),
+            waiting=0,
+            kv_usage=0.0,
+            prompt_tokens=self._num_prompt_tokens,
+            generation_tokens=self._num_tokens,
+            prefix_queries=self._num_prompt_tokens,
+            prefix_hits=self._hits,
+            preemptions=0,
+            steps=0,
+        )
+
+    def close(self) -> None: ...
+
+    def _accept(self, request: Generate) -> None:
+        self._requests[request.request_id] = request
+        self._outputs[request.request_id] = []
+        self._num_prompt_tokens += len(request.prompt)
+        key = tuple(request.prompt)
+        self._cached[request.request_id] = len(key) - 1 if key in self._seen else 0
+        self._hits += self._cached[request.request_id]
+        self._seen.add(key)
+        if request.prompt[0] == REFUSE_AT_ONCE:
+            self._refuse(request)
+
+    def _advance(self, request: Generate) -> None:
+        command = request.prompt[0]
+        num_done = len(self._outputs[request.request_id])
+        if command == HOLD:
+            return
+        if num_done == 2:
+            if command == CRASH:
+                raise RuntimeError("scripted crash")
+            if command == REFUSE:
+                self._refuse(request)
+                return
+            if command == DIE:
+                os.kill(os.getpid(), signal.SIGKILL)
+        self._emit(request, 3 if command == BURST else 1)
+
+    def _emit(self, request: Generate, num_tokens: int) -> None:
+        output = self._outputs[request.request_id]
+        params = request.params
+        assert params.max_tokens is not None
+        tokens: list[int] = []
+        finish: Finish | None = None
+        stop_token = None
+        for _ in range(num_tokens):
+            # Choices differ in where they begin.
+            token = request.prompt[(len(output) + request.choice) % len(request.prompt)]
+            tokens.append(token)
+            output.append(token)
+            self._num_tokens += 1
+            if token in params.stop_token_ids:
+                finish, stop_token = "stop", token
+            elif token == EOS and not params.ignore_eos:
+                finish = "stop"
+            elif len(output) == params.max_tokens:
+                finish = "length"
+            if finish:
+                break
+        self._outbox.append(
+            Delta(
+                request_id=request.request_id,
+                tokens=tokens,
+                logprobs=self._logprobs(request, tokens),
+                finish=finish,
+                stop_token=stop_token,
+                cached_tokens=self._cached[request.request_id],
+            )
+        )
+        if finish:
+            self._forget(request.request_id)
+
+    def _logprobs(self, request: Generate, tokens: list[int]) -> list[TokenLogprob] | None:
+        num_top = request.params.logprobs
+        if num_top is None:
+            return None
+        value = float("-inf") if request.prompt[0] == UNLIKELY else -0.5
+        return [
+            TokenLogprob(token, value, 1, [(token + i, value - i) for i in range(num_top)])
+            for token in tokens
+        ]
+
+    def _refuse(self, request: Generate) -> None:
+        self._forget(request.request_id)
+        self._outbox.append(
+            Failed(request_id=request.request_id, status=400, message="scripted refusal")
+        )
+
+    def _end(self, request_id: str, finish: Finish) -> None:
+        if request_id in self._requests:
+            self._forget(request_id)
+            self._outbox.append(Delta(request_id=request_id, tokens=[], finish=finish))
+
+    def _forget(self, request_id: str) -> None:
+        del self._requests[request_id]
+
+
+def build(settings: EngineSettings, path: Path, report: Callable[[Progress], None]) -> FakeEngine:
+    """The served name may be a command, too."""
+    report(Progress("find pid", 0.0, str(os.getpid())))
+    name = settings.model.served_model_name
+    if name == "refuse-to-start":
+        raise StartError(f"{path}: scripted refusal to start")
+    if name == "load-for-ever":
+        signal.pause()
+    if name == "break-while-loading":
+        raise RuntimeError("scripted bug while loading")
+    return FakeEngine(settings.model.max_model_len or WINDOW)
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda: build))

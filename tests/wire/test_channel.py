@@ -1,0 +1,224 @@
+"""The ZMQ channel: what is sent arrives, whole and in order, whoever is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.wire.channel import Address, EngineChannel, TextChannel
+from treadle.wire.messages import (
+    Abort,
+    Bye,
+    Delta,
+    Failed,
+    FromEngine,
+    Generate,
+    Progress,
+    Ready,
+    Stats,
+    ToEngine,
+    TokenLogprob,
+)
+from treadle.wire.sampling_params import SamplingParams
+
+TO_ENGINE: list[ToEngine] = [
+    Generate(
+        request_id="r-0",
+        prompt=[1, 2, 3],
+        params=SamplingParams(stop=["é"], logit_bias={5: -1.5}, max_tokens=None),
+        seed=2**64 - 1,
+        choice=3,
+        cache_salt="s",
+    ),
+    Abort("r-0"),
+    Bye(),
+]
+FROM_ENGINE: list[FromEngine] = [
+    Progress("load", 0.25, "é"),
+    Ready(max_model_len=8, vocab_size=9, kv_capacity_tokens=10, eos_token_ids=[2]),
+    Delta(
+        request_id="r-0",
+        tokens=[7],
+        logprobs=[TokenLogprob(7, float("-inf"), 4, [(1, -0.5), (2, -1.5)])],
+        finish="stop",
+        stop_token=7,
+        cached_tokens=5,
+    ),
+    Failed(request_id="r-0", status=400, message="m", code="c", param="p"),
+    Stats(
+        running=1,
+        waiting=2,
+        kv_usage=0.5,
+        prompt_tokens=3,
+        generation_tokens=4,
+        prefix_queries=5,
+        prefix_hits=6,
+        preemptions=7,
+        steps=8,
+    ),
+]
+
+
+def with_channel(work: Callable[[TextChannel], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        channel = TextChannel()
+        try:
+            await work(channel)
+        finally:
+            channel.close()
+
+    asyncio.run(run())
+
+
+def in_thread(work: Callable[[EngineChannel], None], address: Address) -> threading.Thread:
+    def run() -> None:
+        channel = EngineChannel(address)
+        try:
+            work(channel)
+        finally:
+            channel.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def transport(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
+    folder = tmp_path
+    if request.param == "tcp":  # the path of an ipc socket has about 100 characters
+        folder = tmp_path / ("long" * 30)
+        folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return str(request.param)
+
+
+def test_every_message_in_both_directions(transport: str) -> None:
+    received: list[ToEngine] = []
+
+    def engine(channel: EngineChannel) -> None:
+        channel.send(FROM_ENGINE)
+        while len(received) < len(TO_ENGINE):
+            received.extend(channel.receive(block=True))
+
+    async def text(channel: TextChannel) -> None:
+        assert channel.address.url.startswith(transport)
+        thread = in_thread(engine, channel.address)
+        assert await channel.receive() == FROM_ENGINE
+        channel.send(TO_ENGINE[:1])
+        channel.send(TO_ENGINE[1:])
+        await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+    assert received == TO_ENGINE
+
+
+def test_a_peer_that_does_not_read_blocks_nobody(transport: str) -> None:
+    count, size = 3000, 1000
+    done = threading.Event()
+
+    def engine(channel: EngineChannel) -> None:
+        for number in range(count):
+            channel.send([Delta(request_id=str(number), tokens=[number] * size)])
+        done.set()
+
+    async def text(channel: TextChannel) -> None:
+        thread = in_thread(engine, channel.address)
+        # Nothing has been read when the engine's last send returns.
+        assert await asyncio.to_thread(done.wait, 20)
+        for number in range(count):
+            [message] = await channel.receive()
+            assert isinstance(message, Delta)
+            assert message.tokens == [number] * size
+        await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+
+
+def test_sends_to_a_busy_engine_block_nobody(transport: str) -> None:
+    count = 3000
+    all_sent = threading.Event()
+    received: list[ToEngine] = []
+
+    def engine(channel: EngineChannel) -> None:
+        channel.send([Progress("here", 0.0)])
+        assert all_sent.wait(20)
+        while len(received) < count:
+            received.extend(channel.receive(block=True))
+
+    async def text(channel: TextChannel) -> None:
+        thread = in_thread(engine, channel.address)
+        await channel.receive()
+        for number in range(count):
+            channel.send([Abort(str(number))])
+        all_sent.set()
+        await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+    assert received == [Abort(str(number)) for number in range(count)]
+
+
+def test_without_block_nothing_is_awaited(transport: str) -> None:
+    async def text(channel: TextChannel) -> None:
+        engine = EngineChannel(channel.address)
+        assert engine.receive(block=False) == []
+        engine.close()
+
+    with_channel(text)
+
+
+def test_last_words_leave_before_close(transport: str) -> None:
+    async def text(channel: TextChannel) -> None:
+        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
+        await asyncio.to_thread(thread.join)
+        assert await channel.receive() == FROM_ENGINE
+
+    with_channel(text)
+
+
+def test_socket_is_private_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def text(channel: TextChannel) -> None:
+        [folder] = tmp_path.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
+        await channel.receive()
+        # Connected, it needs no name any more: a kill could not leave one behind.
+        assert list(tmp_path.iterdir()) == []
+        await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+
+    async def unused(channel: TextChannel) -> None:
+        assert channel.address.server_key is None
+
+    with_channel(unused)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tcp_admits_nobody_without_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+    async def text(channel: TextChannel) -> None:
+        stranger = EngineChannel(Address(channel.address.url))
+        stranger.send([Progress("stranger", 0.0)])
+        engine = EngineChannel(channel.address)
+        engine.send([Progress("engine", 0.0)])
+        assert await channel.receive() == [Progress("engine", 0.0)]
+        stranger._context.destroy(0)  # its frame can never leave
+        engine.close()
+
+    with_channel(text)
