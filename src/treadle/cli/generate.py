@@ -1,0 +1,111 @@
+"""`treadle generate`: one prompt, one answer, in this process. Only the answer goes to stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from treadle.wire.sampling_params import SamplingParams
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class _Timings(msgspec.Struct):
+    load_s: float
+    first_token_s: float
+    total_s: float
+    tokens_per_s: float | None
+    """After the first token; None for answers of one token."""
+
+
+class _Report(msgspec.Struct):
+    text: str
+    finish_reason: str | None
+    usage: _Usage
+    timings: _Timings
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", default="demo", show_default=True, help="A .gguf file, or 'demo'.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
+@click.option("--max-tokens", type=int, help="Most tokens to generate; by default the window.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability.")
+@click.option("--top-k", type=int, help="Keep this many of the likeliest tokens.")
+@click.option("--seed", type=int, help="Same seed, same answer.")
+@click.option("--stop", multiple=True, help="End the answer before this text; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **sampling: Any) -> None:
+    """Answer PROMPT; '-' reads it from standard input."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    params = params_of(sampling)
+    began = time.monotonic()
+    from treadle.engine.llm import LLM
+
+    with contextlib.closing(LLM(model)) as llm:
+        loaded = time.monotonic()
+        chat = None if raw else [{"role": "user", "content": text}]
+        pieces = llm.generate_stream(text, params, chat=chat)
+        if as_json:
+            report = _collect(pieces, load_s=loaded - began)
+            click.echo(msgspec.json.encode(report).decode())
+        else:
+            show(piece.text for piece in pieces)
+
+
+def params_of(given: dict[str, Any]) -> SamplingParams:
+    """Sampling parameters out of options; those not given keep their default."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    stop = fields.pop("stop", ())
+    return SamplingParams(**{"max_tokens": None, **fields}, stop=list(stop) or None)
+
+
+def show(pieces: Iterable[str]) -> str:
+    """Print an answer as it comes, and end its line; the whole text."""
+    texts: list[str] = []
+    for piece in pieces:
+        texts.append(piece)
+        click.echo(piece, nl=False)
+    text = "".join(texts)
+    click.echo("", nl=not text.endswith("\n"))
+    return text
+
+
+def _collect(pieces: Iterator[Any], load_s: float) -> _Report:
+    began = time.monotonic()
+    first: float | None = None
+    texts: list[str] = []
+    num_tokens = num_first = 0
+    last = None
+    for last in pieces:
+        texts.append(last.text)
+        num_tokens = last.num_tokens
+        if first is None:
+            first, num_first = time.monotonic(), num_tokens
+    assert last is not None
+    assert first is not None
+    now = time.monotonic()
+    return _Report(
+        text="".join(texts),
+        finish_reason=last.finish_reason,
+        usage=_Usage(last.num_prompt_tokens, num_tokens, last.cached_tokens),
+        timings=_Timings(
+            load_s=load_s,
+            first_token_s=first - began,
+            total_s=now - began,
+            tokens_per_s=(num_tokens - num_first) / (now - first)
+            if num_tokens > num_first
+            else None,
+        ),
+    )

@@ -1,0 +1,75 @@
+"""The `treadle` command. Subcommands are imported when they are asked for; errors a user can cause
+are one line on standard error and exit status 1, wrong usage is 2. Prints no tracebacks for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from treadle.errors import TreadleError
+
+COMMANDS = {
+    "chat": "treadle.cli.chat",
+    "doctor": "treadle.cli.doctor",
+    "generate": "treadle.cli.generate",
+    "pull": "treadle.cli.pull",
+    "serve": "treadle.cli.serve",
+}
+"""Command → the module that defines a click command of that name."""
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group whose members live in modules of their own, imported one by one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="treadle", prog_name="treadle")
+def treadle() -> None:
+    """Run and serve language models."""
+
+
+def main() -> None:
+    """Entry point; never returns."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; its exit status."""
+    try:
+        status = treadle.main(arguments, prog_name="treadle", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except TreadleError as error:
+        click.echo(f"treadle: {error.message}", err=True)
+        return EXIT_ERROR
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain once more while exiting.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    main()

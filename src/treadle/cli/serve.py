@@ -1,0 +1,55 @@
+"""`treadle serve`: puts the server's parts together. Imports what is heavy only after the port is
+taken and the engine's process has begun its own imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from treadle.cli.options import ENGINE_SECTIONS, settings_options
+from treadle.config.settings import EngineSettings, ServerSettings, engine_settings
+
+
+@click.command()
+@click.argument("model", default="demo", metavar="[MODEL]")
+@settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
+def serve(model: str, host: str, port: int, **given: Any) -> int:
+    """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
+    settings = engine_settings({"model": model, **given})
+    return run(settings, ServerSettings(host=host, port=port))
+
+
+def run(settings: EngineSettings, server: ServerSettings) -> int:
+    """Serve until a signal or the engine's end; the exit status."""
+    from treadle.server.listen import listen, url_of
+
+    listener = listen(server.host, server.port)
+    click.echo(
+        f"treadle: listening on {url_of(listener)}, loading {settings.model.model}", err=True
+    )
+    from treadle.engine.process import EngineProcess
+
+    engine = EngineProcess()
+    try:
+        from treadle.models.source import resolve_model
+        from treadle.server.serve import Launch, run_server
+
+        launch = Launch(
+            settings=settings,
+            name=settings.model.served_model_name or _name_of(settings.model.model),
+            locate=lambda: resolve_model(settings.model.model),
+            engine=engine,
+        )
+        return run_server(listener, launch)
+    finally:
+        engine.terminate()
+
+
+def _name_of(model: str) -> str:
+    """The model's name, known before its file is there."""
+    from pathlib import Path
+
+    from treadle.models.demo import DEMO
+
+    return Path(DEMO.file_name if model == "demo" else model).stem

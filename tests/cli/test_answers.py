@@ -1,0 +1,83 @@
+"""`generate` and `chat`: with the real engine and the demo model, and against a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import treadle
+from tests.server.served import Served
+from treadle.text.load import load_text
+
+PROMPT = "Say hello."
+SHORT = ("--max-tokens", "6")
+
+
+@pytest.fixture(scope="module")
+def server(demo_gguf: Path) -> Iterator[Served]:
+    del demo_gguf
+    served = Served()
+    try:
+        yield served.wait_ready()
+    finally:
+        served.close()
+
+
+def test_generate_prints_only_the_answer(demo_gguf: Path) -> None:
+    done = treadle("generate", PROMPT, "--model", str(demo_gguf), *SHORT)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    report = json.loads(treadle("generate", "-", *SHORT, "--json", stdin=PROMPT).stdout)
+    assert report["text"] == done.stdout.removesuffix("\n")
+    assert report["finish_reason"] == "length"
+    assert report["usage"]["completion_tokens"] == 6
+    text = load_text(demo_gguf)
+    rendered = text.require_template().render([{"role": "user", "content": PROMPT}])
+    assert report["usage"]["prompt_tokens"] == len(text.tokenizer.encode(rendered))
+    assert 0 < report["timings"]["first_token_s"] <= report["timings"]["total_s"]
+
+
+def test_generate_raw_continues_the_prompt(demo_gguf: Path) -> None:
+    prompt = "The capital of France is"
+    done = treadle("generate", prompt, "--raw", "--json", *SHORT, "--stop", ".")
+    report = json.loads(done.stdout)
+    assert report["text"] == " Paris"
+    assert report["finish_reason"] == "stop"
+    assert report["usage"]["prompt_tokens"] == len(load_text(demo_gguf).tokenizer.encode(prompt))
+
+
+def test_chat_through_pipes(demo_gguf: Path) -> None:
+    del demo_gguf
+    done = treadle("chat", *SHORT, stdin=f"{PROMPT}\n/clear\n{PROMPT}\n/exit\nnever asked\n")
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert done.stderr == ""
+
+
+def test_chat_with_a_server(server: Served) -> None:
+    # The scripted engine answers with the prompt, so the answer shows the history.
+    done = treadle(
+        *("chat", "--url", server.url, "--system", "S"),
+        stdin="one\n\ntwo\n/clear\nthree\n",
+    )
+    assert done.returncode == 0, done.stderr
+    # Each answer ends at the first end of turn, that of the system's message.
+    assert done.stdout.count("system\nS\n") == 3
+
+
+def test_chat_reports_a_refusal_and_goes_on(server: Served) -> None:
+    long = "word " * 500
+    done = treadle("chat", "--url", f"{server.url}/v1/", "--system", "S", stdin=f"{long}\nhi\n")
+    assert done.returncode == 0
+    assert "KV cache holds 400 tokens" in done.stderr
+    assert done.stdout == "system\nS\n"
+
+
+def test_chat_with_an_unknown_model(server: Served) -> None:
+    done = treadle("chat", "other", "--url", server.url, stdin="hi\n")
+    assert "the model 'other' does not exist" in done.stderr
+    assert done.stdout.strip() == ""

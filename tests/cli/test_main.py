@@ -1,0 +1,161 @@
+"""The command line: options, errors, exit statuses. Models are not loaded here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from treadle.cli import serve as serve_module
+from treadle.cli.doctor import examine_machine
+from treadle.cli.main import COMMANDS, run
+from treadle.config.settings import EngineSettings, ServerSettings
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def treadle(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "treadle.cli.main", *arguments],
+        input=stdin,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from treadle.cli.main import run; run(['serve', '--help']); "
+        "print(sorted({'numpy', 'zmq', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', "
+        "'prometheus_client', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[EngineSettings, ServerSettings]] = []
+    monkeypatch.setattr(serve_module, "run", lambda *settings: seen.append(settings) or 0)
+    values = {
+        "served_model_name": "n",
+        "max_model_len": 64,
+        "prefix_cache": "hashed",
+        "block_size": 32,
+        "kv_dtype": "bf16",
+        "kv_cache_memory_bytes": 1000,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 4,
+        "overlap_depth": 1,
+        "backend": "torch",
+        "isa": "avx2",
+        "threads": 5,
+        "host": "::1",
+        "port": 0,
+    }
+    arguments = [
+        part
+        for name, value in values.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    assert run(["serve", "some.gguf", *arguments]) == 0
+    engine, server = seen.pop()
+    flat: dict[str, object] = {}
+    for section in (engine.model, engine.cache, engine.schedule, engine.runtime, server):
+        flat |= msgspec.structs.asdict(section)
+    assert flat == {"model": "some.gguf", **values}
+
+    assert run(["serve"]) == 0
+    assert seen == [(EngineSettings(), ServerSettings())]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["--nonsense"],
+        ["serve", "--nonsense"],
+        ["serve", "a", "b"],
+        ["serve", "--port", "70000"],
+        ["serve", "--block-size", "3"],
+        ["serve", "--threads", "0"],
+        ["serve", "--max-model-len", "x"],
+        ["generate"],
+        ["generate", "x", "--temperature", "hot"],
+    ],
+)
+def test_wrong_usage_is_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Error:" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--model", "/no/model.gguf"], "/no/model.gguf: no such file"),
+        (["chat", "/no/model.gguf"], "/no/model.gguf: no such file"),
+        (["pull", "/no/model.gguf"], "/no/model.gguf: no such file"),
+        (["serve", "/no/model.gguf", "--port", "0"], "/no/model.gguf: no such file"),
+        (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+        (["serve", "--host", "no such host"], "cannot listen on no such host:8000"),
+        (["chat", "--url", "ftp://x"], "an address starts with http"),
+        (["chat", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1"),
+    ],
+)
+def test_user_errors_are_one_line(arguments: list[str], message: str) -> None:
+    done = treadle(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("treadle: ")
+    assert message in last
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor() -> None:
+    done = treadle("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == (0 if report["use"]["kernels_ok"] else 1)
+    assert report["machine"]["cores_usable"] <= report["machine"]["cores_online"]
+    assert report["machine"]["cores_allowed"] == sorted(os.sched_getaffinity(0))
+    assert report["machine"]["available_bytes"] <= report["machine"]["memory_bytes"]
+    if report["use"]["demo_cached"]:
+        settings = report["use"]["settings"]
+        assert settings["max_model_len"]["value"] == 8192
+        assert all(choice["reason"] for choice in settings.values())
+    readable = treadle("doctor")
+    assert report["machine"]["cpu"] in readable.stdout
+    assert report["use"]["kernels"] in readable.stdout
+
+
+def test_doctor_reads_another_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor : 0\nmodel name\t: Imaginary 9000\nflags\t\t: fpu avx2 avx512f nonsense\n"
+    )
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8192 kB\nMemAvailable: 4096 kB\n")
+    machine = examine_machine(tmp_path)
+    assert machine.cpu == "Imaginary 9000"
+    assert machine.features == ["avx2", "avx512f"]
+    assert machine.memory_bytes == 8192 * 1024
