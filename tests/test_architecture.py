@@ -141,7 +141,9 @@ class Forbid:
         assert name.split(".")[0] not in ("torch", "transformers"), name
 sys.meta_path.insert(0, Forbid())
 from treadle.cli.main import main
-main(["generate", "--raw", "--max-tokens", "6", "--model", {str(demo_gguf)!r}, "1, 2, 3, 4, 5,"])
+sys.argv[1:] = ["generate", "--raw", "--max-tokens", "6", "--model", {str(demo_gguf)!r}]
+sys.argv.append("1, 2, 3, 4, 5,")
+main()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60

@@ -98,9 +98,11 @@ class Tokenizer:
         """
         encoder = self._encoder if parse_special else self._encoder_of_plain_text()
         try:
-            ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
-        except TypeError:  # what the library makes of a str that has no UTF-8
+            # Unlike encode, this lets other threads run meanwhile.
+            (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):  # a str that has no UTF-8
             raise InvalidRequest("the text holds a lone surrogate, half of a character") from None
+        ids: list[int] = encoding.ids
         if add_special and self.add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         return ids
