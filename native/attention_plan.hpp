@@ -1,0 +1,46 @@
+// How the attention of one step is cut into items. Made once per step: all layers share it.
+#pragma once
+
+#include <vector>
+
+#include "types.hpp"
+
+namespace treadle {
+
+// What a plan depends on; `group` counts query heads per KV head.
+struct AttentionShape {
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t padded_dim;
+  int64_t max_tokens;
+  int64_t max_context;
+  int threads;
+
+  int64_t group() const { return heads / kv_heads; }
+  bool operator==(const AttentionShape&) const = default;
+};
+
+// Items are cut for speed alone: no cut changes a result.
+class AttentionPlan {
+ public:
+  explicit AttentionPlan(const AttentionShape& shape);
+
+  const AttentionShape& shape() const { return shape_; }
+  const std::vector<AttentionItem>& items() const { return items_; }
+  const std::vector<CombineItem>& combines() const { return combines_; }
+  // Records that the pieces of split items may need.
+  int64_t partial_records() const { return partial_records_; }
+
+  void make(const int32_t* positions, const int32_t* row_starts, int64_t rows);
+
+ private:
+  void add_tile(const int32_t* positions, const AttentionItem& tile, int64_t most);
+
+  AttentionShape shape_;
+  int64_t partial_records_;
+  int64_t used_records_ = 0;
+  std::vector<AttentionItem> items_;
+  std::vector<CombineItem> combines_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,221 @@
+// The extension module: thin, and trusting. Pointers come as integers; the Python side checks
+// shapes, and keeps alive what it passes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "program.hpp"
+#include "sampling.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace treadle {
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+template <class T>
+std::vector<const T*> all_at(const std::vector<Address>& addresses) {
+  std::vector<const T*> pointers;
+  for (const Address address : addresses) pointers.push_back(at<const T>(address));
+  return pointers;
+}
+
+// A backend with what Python asks of it directly.
+struct Handle {
+  Handle(const std::string& isa, int threads)
+      : backend(std::make_shared<Backend>(isa, threads)), sampler(backend->kernels) {}
+
+  std::shared_ptr<Backend> backend;
+  Sampler sampler;
+};
+
+// A part that continues the one before, in type and in memory, becomes one with it: one product
+// instead of two.
+void append_part(Matrix& matrix, Part part) {
+  if (!matrix.parts.empty()) {
+    Part& last = matrix.parts.back();
+    part.column = last.column + last.n;
+    if (part.type == last.type && last.n % kLanes == 0 &&
+        part.data == last.data + last.panels * last.panel_bytes) {
+      last.n += part.n;
+      last.panels += part.panels;
+      return;
+    }
+  }
+  matrix.parts.push_back(part);
+}
+
+void add_part(Matrix& matrix, Handle& handle, int type, Address from, int64_t n, Address to) {
+  const nb::gil_scoped_release release;
+  append_part(matrix, handle.backend->with_pool([&](Pool& pool) {
+    return pack_part(pool, static_cast<WeightType>(type), at<const uint8_t>(from), n, matrix.k,
+                     at<uint8_t>(to));
+  }));
+}
+
+void bind_values(nb::module_& m) {
+  nb::class_<Matrix>(m, "Matrix")
+      .def("__init__", [](Matrix* self, int64_t k) { new (self) Matrix{k, {}}; }, "k"_a)
+      .def("add_part", &add_part, "backend"_a, "type"_a, "data"_a, "n"_a, "to"_a);
+
+  nb::class_<Buffer>(m, "Buffer")
+      .def(
+          "__init__",
+          [](Buffer* self, bool token_rows, int64_t width, Address values, int64_t stride,
+             Address records, bool keep_values) {
+            new (self) Buffer{{at<float>(values), stride, at<uint8_t>(records), width, keep_values,
+                               records != 0},
+                              token_rows};
+          },
+          "token_rows"_a, "width"_a, "values"_a, "stride"_a, "records"_a, "keep_values"_a);
+
+  nb::class_<KVPool>(m, "KVPool")
+      .def(
+          "__init__",
+          [](KVPool* self, int type, int64_t layers, int64_t kv_heads, int64_t head_dim,
+             int64_t block_size, int64_t blocks) {
+            new (self) KVPool{nullptr,  static_cast<KVType>(type), layers, kv_heads, head_dim,
+                              block_size, blocks};
+          },
+          "type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "blocks"_a)
+      .def_prop_ro("bytes", &KVPool::bytes)
+      .def("place", [](KVPool& self, Address data) { self.data = at<uint8_t>(data); });
+
+  nb::class_<Rope>(m, "Rope").def(
+      "__init__",
+      [](Rope* self, Address cos, Address sin, int64_t positions, int64_t pairs,
+         bool interleaved) {
+        new (self) Rope{at<const float>(cos), at<const float>(sin), positions, pairs, interleaved};
+      },
+      "cos"_a, "sin"_a, "positions"_a, "pairs"_a, "interleaved"_a);
+
+  nb::class_<StepInputs>(m, "StepInputs")
+      .def(
+          "__init__",
+          [](StepInputs* self, int64_t max_tokens, int64_t max_rows,
+             const std::vector<Address>& arrays, const std::vector<Address>& slots,
+             const std::vector<Address>& tables, std::vector<int64_t> table_blocks) {
+            const std::vector<const int32_t*> a = all_at<int32_t>(arrays);
+            new (self) StepInputs{max_tokens,
+                                  max_rows,
+                                  a.at(0),
+                                  a.at(1),
+                                  a.at(2),
+                                  a.at(3),
+                                  a.at(4),
+                                  all_at<int32_t>(slots),
+                                  all_at<int32_t>(tables),
+                                  std::move(table_blocks)};
+          },
+          "max_tokens"_a, "max_rows"_a, "arrays"_a, "slots"_a, "tables"_a, "table_blocks"_a);
+}
+
+void bind_program(nb::module_& m) {
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program* self, Handle& handle, StepInputs inputs, std::vector<KVPool> pools) {
+            new (self) Program(handle.backend, std::move(inputs), std::move(pools));
+          },
+          "backend"_a, "inputs"_a, "pools"_a)
+      .def("embed", &Program::embed, "table"_a, "out"_a, "scale"_a)
+      .def(
+          "rms_norm",
+          [](Program& self, const Buffer& x, Address weight, float eps, const Buffer& out) {
+            self.rms_norm(x, at<const float>(weight), eps, out);
+          },
+          "x"_a, "weight"_a, "eps"_a, "out"_a)
+      .def(
+          "linear",
+          [](Program& self, const Buffer& x, const Matrix& matrix, const Buffer& out, Address bias,
+             bool accumulate) {
+            self.linear(x, matrix, out, at<const float>(bias), accumulate);
+          },
+          "x"_a, "matrix"_a, "out"_a, "bias"_a, "accumulate"_a)
+      .def("rope_store", &Program::rope_store, "qkv"_a, "heads"_a, "rope"_a, "group"_a, "layer"_a)
+      .def("attention", &Program::attention, "qkv"_a, "heads"_a, "group"_a, "layer"_a, "out"_a,
+           "scale"_a)
+      .def("gated_silu", &Program::gated_silu, "gate_up"_a, "out"_a)
+      .def("select", &Program::select, "x"_a, "out"_a)
+      .def("finish", &Program::finish)
+      .def(
+          "run",
+          [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {
+            self.run({tokens, rows, logits});
+          },
+          "tokens"_a, "rows"_a, "logits"_a, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_sampling(nb::module_& m) {
+  nb::class_<Logits>(m, "Logits")
+      .def(
+          "__init__",
+          [](Logits* self, Address values, int64_t rows, int64_t vocabulary, int64_t stride) {
+            new (self) Logits{at<float>(values), rows, vocabulary, stride};
+          },
+          "values"_a, "rows"_a, "vocabulary"_a, "stride"_a);
+  m.def(
+      "edit",
+      [](const Logits& logits, int64_t count, const std::vector<Address>& arrays) {
+        edit(logits, {count, at<const int32_t>(arrays.at(0)), at<const int32_t>(arrays.at(1)),
+                      at<const float>(arrays.at(2)), at<const float>(arrays.at(3)),
+                      at<const float>(arrays.at(4))});
+      },
+      "logits"_a, "count"_a, "arrays"_a);
+  m.def(
+      "sample",
+      [](Handle& handle, const Logits& logits, const std::vector<Address>& arrays, Address out) {
+        const SampleRows rows{at<const float>(arrays.at(0)), at<const int32_t>(arrays.at(1)),
+                              at<const float>(arrays.at(2)), at<const float>(arrays.at(3)),
+                              at<const double>(arrays.at(4))};
+        const nb::gil_scoped_release release;
+        handle.backend->with_pool(
+            [&](Pool& pool) { handle.sampler.sample(pool, logits, rows, at<int32_t>(out)); });
+      },
+      "backend"_a, "logits"_a, "arrays"_a, "out"_a);
+  m.def(
+      "top_logprobs",
+      [](Handle& handle, const Logits& logits, Address rows, int64_t count, int64_t num_top,
+         const std::vector<Address>& out) {
+        const TopOutputs outputs{num_top, at<float>(out.at(0)), at<int32_t>(out.at(1)),
+                                 at<float>(out.at(2))};
+        const nb::gil_scoped_release release;
+        handle.backend->with_pool([&](Pool& pool) {
+          handle.sampler.top_logprobs(pool, logits, at<const int32_t>(rows), count, outputs);
+        });
+      },
+      "backend"_a, "logits"_a, "rows"_a, "count"_a, "num_top"_a, "out"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("variants", &runnable_variants);
+  m.def(
+      "packed_bytes",
+      [](int type, int64_t n, int64_t k) {
+        return packed_bytes(static_cast<WeightType>(type), n, k);
+      },
+      "type"_a, "n"_a, "k"_a);
+  m.attr("RECORD_BYTES") = sizeof(QuantRecord);
+  m.attr("ROW_TILE") = kRowTile;
+  nb::class_<Handle>(m, "Backend")
+      .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
+      .def_prop_ro("threads", [](const Handle& self) { return self.backend->threads(); })
+      .def(
+          "close", [](Handle& self) { self.backend->close(); },
+          nb::call_guard<nb::gil_scoped_release>());
+  bind_values(m);
+  bind_program(m);
+  bind_sampling(m);
+}
+
+}  // namespace treadle

@@ -1,0 +1,29 @@
+// The function table of one variant: all that the common code sees of it.
+#include "variant.hpp"
+
+#define TREADLE_TEXT2(x) #x
+#define TREADLE_TEXT(x) TREADLE_TEXT2(x)
+
+namespace treadle::TREADLE_VARIANT {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    .name = TREADLE_TEXT(TREADLE_VARIANT),
+    .linear = {linear_float<WeightType::kF32>, linear_float<WeightType::kF16>,
+               linear_float<WeightType::kBF16>, linear_quant<WeightType::kQ4_0>,
+               linear_quant<WeightType::kQ4_1>, linear_quant<WeightType::kQ8_0>},
+    .rms_norm = rms_norm,
+    .gated_silu = gated_silu,
+    .quantise = quantise,
+    .rope_store = rope_store,
+    .attend = attend,
+    .combine = combine,
+    .largest = largest,
+    .first_equal = first_equal,
+    .exponentials = exponentials,
+    .sums_at_least = sums_at_least,
+    .collect_at_least = collect_at_least,
+    .next_above = next_above,
+};
+
+}  // namespace treadle::TREADLE_VARIANT

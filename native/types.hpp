@@ -1,0 +1,226 @@
+// The plain structures that the program, the packing code and every kernel variant share.
+//
+// This header is compiled once per instruction set, so nothing in it may become a symbol that the
+// linker could take from the wrong variant: structures, constants and static functions only.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace treadle {
+
+// Columns of a weight panel, and lanes of every sum that has lanes.
+static constexpr int64_t kLanes = 16;
+// Values of K that share a scale in quantised weights and activations.
+static constexpr int64_t kQuantBlock = 32;
+// Rows of quantised activations that are stored together.
+static constexpr int64_t kRowTile = 16;
+// Tokens per attention piece, cut at absolute positions: part of the arithmetic.
+static constexpr int64_t kPiece = 64;
+// Values per partial sum over the vocabulary, likewise part of the arithmetic.
+static constexpr int64_t kVocabularyPiece = 1024;
+
+enum class WeightType : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0 };
+static constexpr int kWeightTypes = 6;
+
+enum class KVType : int32_t { kF32, kF16, kBF16 };
+static constexpr int kKVTypes = 3;
+
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Activations [rows, width]. The float form is row-major. The quantised form holds, per tile of
+// kRowTile rows and per block of kQuantBlock columns, one QuantRecord.
+struct Activations {
+  float* values;
+  int64_t stride;
+  uint8_t* records;
+  int64_t width;
+  bool keep_values;   // the float form is read by somebody
+  bool keep_records;  // the quantised form is read by somebody
+};
+
+struct QuantRecord {
+  int8_t values[kRowTile][kQuantBlock];
+  float scale[kRowTile];
+  // -8 times the sum of the row's values: where a dot product with nibbles that are stored with an
+  // offset of 8 starts, so that the offset costs nothing.
+  int32_t start[kRowTile];
+  float scaled_sum[kRowTile];  // scale * sum, what a weight's minimum is multiplied with
+};
+
+// One part of a matrix: n columns of one type, in panels of kLanes columns. `column` is where the
+// part begins in the output. A float panel is [k][16] in the stored type. A quantised panel is, in
+// planes over all its blocks:
+//   values  Q4: [block][4][16 columns][4 bytes], byte i of group g holding k = 4g + i in its low
+//           and k = 16 + 4g + i in its high nibble; Q8: [block][8][16 columns][4 bytes] of
+//           value + 128, group g holding k = 4g + i
+//   scales  [block][16] f16
+//   minima  [block][16] f16, Q4_1 only
+// which is the order that 4-way dot products and contiguous 64-byte loads want.
+struct Part {
+  WeightType type;
+  const uint8_t* data;
+  int64_t n;
+  int64_t k;
+  int64_t column;
+  int64_t panels;
+  int64_t panel_bytes;
+};
+
+static constexpr int64_t quant_plane_bytes(WeightType type, int64_t blocks) {
+  return blocks * kLanes * kQuantBlock / (type == WeightType::kQ8_0 ? 1 : 2);
+}
+
+static constexpr int64_t panel_bytes(WeightType type, int64_t k) {
+  const int64_t blocks = k / kQuantBlock;
+  switch (type) {
+    case WeightType::kF32:
+      return k * kLanes * 4;
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      return k * kLanes * 2;
+    case WeightType::kQ4_1:
+      return round_up(quant_plane_bytes(type, blocks) + 2 * blocks * kLanes * 2, 64);
+    default:
+      return round_up(quant_plane_bytes(type, blocks) + blocks * kLanes * 2, 64);
+  }
+}
+
+struct LinearArgs {
+  Part part;
+  Activations x;
+  float* out;
+  int64_t out_stride;
+  const float* bias;  // of the whole matrix, or null
+  bool accumulate;
+  bool stream;  // weights are read once, so fetch them ahead
+};
+
+struct NormArgs {
+  Activations x;
+  Activations out;
+  const float* weight;
+  float eps;
+};
+
+struct GatedArgs {
+  Activations gate_up;
+  Activations out;
+};
+
+struct QuantiseArgs {
+  Activations x;  // from values to records
+};
+
+// One layer of a KV pool. Per block and KV head: K, then V. Where the block size is a multiple of
+// kLanes, K is stored in groups of 16 tokens as [group][head_dim][16], so that a vector holds one
+// dimension of 16 tokens; else as rows like V. V is [token][padded_dim].
+struct KVLayer {
+  uint8_t* data;
+  KVType type;
+  bool grouped;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t padded_dim;
+  int64_t block_size;
+  int64_t block_bytes;
+  int64_t head_bytes;
+  int64_t v_offset;
+};
+
+struct RopeArgs {
+  float* qkv;
+  int64_t stride;
+  int64_t heads;
+  const float* cos;
+  const float* sin;
+  int64_t pairs;
+  bool interleaved;
+  const int32_t* positions;
+  const int32_t* slots;
+  KVLayer kv;
+};
+
+struct AttentionArgs {
+  const float* qkv;
+  int64_t stride;
+  float* out;
+  int64_t out_stride;
+  int64_t heads;
+  float scale;
+  KVLayer kv;
+  const int32_t* positions;
+  const int32_t* table_rows;
+  const int32_t* table;
+  int64_t table_stride;
+  float* partials;
+};
+
+// Some consecutive tokens of one row against some pieces of its context. With `partial` < 0 the
+// pieces are all there are and the output is written; else each piece's result is left in the
+// partials, from that index on, as [piece][query] records of partial_floats().
+struct AttentionItem {
+  int32_t row;
+  int32_t token;
+  int32_t count;
+  int32_t first_piece;
+  int32_t pieces;
+  int64_t partial;
+};
+
+// KV heads [first, last) of an item.
+struct HeadRange {
+  int64_t first;
+  int64_t last;
+};
+
+// Adds up the partials of one token, all pieces, and writes its output.
+struct CombineItem {
+  int32_t token;
+  int32_t pieces;
+  int64_t partial;
+  int64_t piece_stride;
+};
+
+// maximum, sum, then the weighted values
+static constexpr int64_t partial_floats(int64_t padded_dim) { return padded_dim + 16; }
+
+// Query vectors that share one pass over a piece; more positions per tile reuse K and V better,
+// more scratch makes them fall out of the first cache.
+static constexpr int64_t tile_positions(int64_t group) {
+  return group >= 48 ? 1 : (48 / group < 16 ? 48 / group : 16);
+}
+
+static constexpr int64_t attention_scratch_floats(int64_t group, int64_t padded_dim) {
+  const int64_t queries = round_up(tile_positions(group) * group, kLanes);
+  return queries * (kPiece + padded_dim + 6) + 2 * kPiece * padded_dim + 4 * kLanes;
+}
+
+// The kernels of one instruction set. Ranges are [first, last).
+struct Kernels {
+  const char* name;
+  void (*linear[kWeightTypes])(const LinearArgs&, int64_t first_panel, int64_t last_panel,
+                               int64_t first_row, int64_t last_row);
+  void (*rms_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
+  void (*gated_silu)(const GatedArgs&, int64_t first_row, int64_t last_row);
+  void (*quantise)(const QuantiseArgs&, int64_t first_row, int64_t last_row);
+  void (*rope_store)(const RopeArgs&, int64_t first_token, int64_t last_token);
+  void (*attend)(const AttentionArgs&, const AttentionItem&, const HeadRange&, float* scratch);
+  void (*combine)(const AttentionArgs&, const CombineItem&, int64_t head);
+  // Over one row of logits. NaN is never the largest.
+  float (*largest)(const float* x, int64_t n);
+  int64_t (*first_equal)(const float* x, int64_t n, float value);
+  // weights[i] = exp((x[i] - max) / temperature), NaN giving 0; weights may be null. Leaves the
+  // sum of each vocabulary piece.
+  void (*exponentials)(const float* x, int64_t n, float max, float temperature, float* weights,
+                       float* piece_sums);
+  // Sums of each vocabulary piece over the values of at least `floor`.
+  void (*sums_at_least)(const float* weights, int64_t n, float floor, float* piece_sums);
+  // Writes the ids of the values of at least `floor`, ascending, and returns how many.
+  int64_t (*collect_at_least)(const float* weights, int64_t n, float floor, int32_t* ids);
+  // The first id from `first` on whose value is above `floor`, or n.
+  int64_t (*next_above)(const float* x, int64_t first, int64_t n, float floor);
+};
+
+}  // namespace treadle

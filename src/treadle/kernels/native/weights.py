@@ -1,0 +1,121 @@
+"""Weights in the kernels' layout: checked against the file's bytes, then repacked once.
+
+Knows file layouts by size alone; how panels are laid out is known to the C++ side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from treadle.errors import ModelFileError
+from treadle.kernels.native import _native
+from treadle.kernels.native.memory import Arena, Bytes
+from treadle.kernels.ops import (
+    QUANT_BLOCK,
+    FloatArray,
+    Form,
+    Matrix,
+    RawTensor,
+    Vector,
+    WeightType,
+)
+
+TYPE_INDEX = {
+    WeightType.F32: 0,
+    WeightType.F16: 1,
+    WeightType.BF16: 2,
+    WeightType.Q4_0: 3,
+    WeightType.Q4_1: 4,
+    WeightType.Q8_0: 5,
+}
+"""The C++ side's numbers."""
+
+_VALUE_BYTES = {WeightType.F32: 4, WeightType.F16: 2, WeightType.BF16: 2}
+_BLOCK_BYTES = {WeightType.Q4_0: 18, WeightType.Q4_1: 20, WeightType.Q8_0: 34}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NativeMatrix(Matrix):
+    """Packed panels; `memory` keeps alive what `packed` points to."""
+
+    packed: _native.Matrix
+    memory: Bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NativeVector(Vector):
+    values: FloatArray  # [n]
+
+
+def pack_matrix(backend: _native.Backend, arena: Arena, parts: Sequence[RawTensor]) -> NativeMatrix:
+    """Repack one matrix, or several stacked along n."""
+    if not parts:
+        raise ValueError("a matrix needs at least one part")
+    for part in parts:
+        _check_matrix(part)
+    k = parts[0].shape[1]
+    for part in parts:
+        if part.shape[1] != k:
+            raise ModelFileError(
+                f"tensor {part.name} has {part.shape[1]} inputs, "
+                f"but {parts[0].name}, which it is stacked on, has {k}"
+            )
+    packed = _native.Matrix(k)
+    sizes = [_native.packed_bytes(TYPE_INDEX[part.type], part.shape[0], k) for part in parts]
+    # Parts that lie together and share a type become one.
+    memory = arena.take(sum(sizes))
+    address = memory.ctypes.data
+    for part, size in zip(parts, sizes, strict=True):
+        source = np.ascontiguousarray(part.data).reshape(-1)
+        packed.add_part(backend, TYPE_INDEX[part.type], source.ctypes.data, part.shape[0], address)
+        address += size
+    forms = frozenset(Form.Q8 if part.type.quantised else Form.F32 for part in parts)
+    n = sum(part.shape[0] for part in parts)
+    return NativeMatrix(n=n, k=k, forms=forms, packed=packed, memory=memory)
+
+
+def load_vector(tensor: RawTensor) -> NativeVector:
+    """A vector as float32, copied out of its file."""
+    if len(tensor.shape) != 1:
+        raise ModelFileError(f"tensor {tensor.name} has shape {list(tensor.shape)}, not one axis")
+    if tensor.type.quantised:
+        raise ModelFileError(f"tensor {tensor.name} is a vector of type {tensor.type}")
+    _check_bytes(tensor, tensor.shape[0] * _VALUE_BYTES[tensor.type])
+    return NativeVector(n=tensor.shape[0], values=_as_float32(tensor))
+
+
+def _as_float32(tensor: RawTensor) -> FloatArray:
+    data = np.ascontiguousarray(tensor.data).reshape(-1)
+    if tensor.type is WeightType.F32:
+        return data.view(np.float32).copy()
+    if tensor.type is WeightType.F16:
+        return data.view(np.float16).astype(np.float32)
+    return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _check_matrix(tensor: RawTensor) -> None:
+    if len(tensor.shape) != 2 or min(tensor.shape) < 1:
+        raise ModelFileError(f"tensor {tensor.name} has shape {list(tensor.shape)}, not two axes")
+    if tensor.type not in TYPE_INDEX:
+        raise ModelFileError(f"tensor {tensor.name} has type {tensor.type}, which is not supported")
+    n, k = tensor.shape
+    if not tensor.type.quantised:
+        _check_bytes(tensor, n * k * _VALUE_BYTES[tensor.type])
+        return
+    if k % QUANT_BLOCK:
+        raise ModelFileError(
+            f"tensor {tensor.name} of type {tensor.type} has {k} inputs, "
+            f"not a multiple of {QUANT_BLOCK}"
+        )
+    _check_bytes(tensor, n * (k // QUANT_BLOCK) * _BLOCK_BYTES[tensor.type])
+
+
+def _check_bytes(tensor: RawTensor, expected: int) -> None:
+    if tensor.data.dtype != np.uint8 or tensor.data.size != expected:
+        raise ModelFileError(
+            f"tensor {tensor.name} of shape {list(tensor.shape)} and type {tensor.type} "
+            f"has {tensor.data.nbytes} bytes, not {expected}"
+        )

@@ -1,0 +1,333 @@
+"""The native backend's promise: a row's bits do not depend on anything else.
+
+Each test computes one request in a plain way (alone, one thread, whole, blocks of 16) and then
+in others, and compares bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from treadle.kernels.native.backend import NativeBackend, available_variants
+from treadle.kernels.ops import (
+    FloatArray,
+    KVLayer,
+    KVSpec,
+    KVType,
+    LogitEdits,
+    Matrix,
+    RawTensor,
+    RopeTable,
+    Rows,
+    SampleRows,
+    StepInputs,
+    StepLimits,
+    Vector,
+    WeightType,
+)
+
+VARIANTS = available_variants()
+# Three query heads share a KV head; a block of 32 lies across two heads of 24.
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 70, 96, 12, 4, 24, 160
+WINDOW = 1024
+
+
+@pytest.fixture(params=VARIANTS)
+def isa(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def raw(shape: tuple[int, int], kind: WeightType, seed: int) -> RawTensor:
+    values = np.random.default_rng(seed).normal(size=shape).astype(np.float32) / 4
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.name])
+    return RawTensor(f"weight {seed}", kind, shape, data.view(np.uint8).reshape(-1))
+
+
+class Network:
+    """Two layers of a transformer, each op of the boundary in it, on one backend.
+
+    Float weights by default: quantised activations would round small differences away.
+    """
+
+    def __init__(
+        self,
+        *,
+        isa: str,
+        kind: WeightType = WeightType.F32,
+        threads: int = 1,
+        block_size: int = 16,
+        kv_type: KVType = "f16",
+        tokens: int = WINDOW,
+    ) -> None:
+        self.backend = NativeBackend(isa=isa, threads=threads)
+        self._kind = kind
+        self._seeds = itertools.count()
+        self._block_size = block_size
+        self._per_row = -(-WINDOW // block_size)
+        spec = KVSpec(2, KV_HEADS, HEAD_DIM, block_size, kv_type)
+        pool = self.backend.kv_pool(spec, 8 * self._per_row)
+        self.inputs = StepInputs(StepLimits(tokens, 8, (self._per_row,)))
+        # Blocks of a row lie anywhere.
+        self.inputs.tables[0][:] = (
+            np.random.default_rng(block_size).permutation(8 * self._per_row).reshape(8, -1)
+        )
+        self._record(self.backend.recorder(self.inputs, [pool]))
+
+    def _matrix(self, n: int, k: int) -> Matrix:
+        return self.backend.matrix([raw((n, k), self._kind, next(self._seeds))])
+
+    def _norm(self) -> Vector:
+        scale = np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32)
+        return self.backend.vector(
+            RawTensor("norm", WeightType.F32, scale.shape, scale.view(np.uint8))
+        )
+
+    def _record(self, recorder: object) -> None:
+        r = recorder
+        angles = np.outer(np.arange(WINDOW), 1 / 100 ** (np.arange(8) / 8)).astype(np.float32)
+        rope = RopeTable(np.cos(angles), np.sin(angles), interleaved=True)
+        x = r.buffer(Rows.TOKENS, HIDDEN)
+        table = self._matrix(VOCAB, HIDDEN)
+        r.embed(table, x, scale=3.0)
+        normed = r.operand(Rows.TOKENS, table)
+        qkv = r.buffer(Rows.TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+        gate_up = r.buffer(Rows.TOKENS, 2 * FFN)
+        for layer in range(2):
+            kv = KVLayer(0, layer)
+            out = self._matrix(HIDDEN, HEADS * HEAD_DIM)
+            down = self._matrix(HIDDEN, FFN)
+            attended = r.operand(Rows.TOKENS, out)
+            gated = r.operand(Rows.TOKENS, down)
+            r.rms_norm(x, self._norm(), 1e-5, normed)
+            r.linear(normed, self._matrix(qkv.width, HIDDEN), qkv)
+            r.rope_store(qkv, HEADS, rope, kv)
+            r.attention(qkv, HEADS, kv, attended, scale=0.3)
+            r.linear(attended, out, x, accumulate=True)
+            r.rms_norm(x, self._norm(), 1e-5, normed)
+            r.linear(normed, self._matrix(2 * FFN, HIDDEN), gate_up)
+            r.gated(gate_up, "silu", gated)
+            r.linear(gated, down, x, accumulate=True)
+        last = r.buffer(Rows.LOGITS, HIDDEN)
+        r.select(x, last)
+        final = r.operand(Rows.LOGITS, table)
+        r.rms_norm(last, self._norm(), 1e-5, final)
+        logits = r.buffer(Rows.LOGITS, VOCAB)
+        r.linear(final, table, logits)
+        self._program = r.finish(logits)
+
+    def step(self, work: Sequence[tuple[int, int, Sequence[int]]]) -> FloatArray:
+        """Compute (table row, first position, ids) of several requests; logits of their ends."""
+        i, at = self.inputs, 0
+        for index, (row, start, ids) in enumerate(work):
+            end = at + len(ids)
+            positions = np.arange(start, start + len(ids))
+            i.token_ids[at:end] = ids
+            i.positions[at:end] = positions
+            blocks = i.tables[0][row][positions // self._block_size]
+            i.slots[0][at:end] = blocks * self._block_size + positions % self._block_size
+            i.table_rows[index] = row
+            i.row_starts[index + 1] = at = end
+            i.logit_tokens[index] = end - 1
+        return self._program.run(at, len(work), len(work)).copy()
+
+    def in_chunks(self, ids: Sequence[int], size: int, *, row: int = 3) -> FloatArray:
+        """Logits after each chunk."""
+        starts = range(0, len(ids), size)
+        return np.concatenate([self.step([(row, s, ids[s : s + size])]) for s in starts])
+
+
+@pytest.fixture
+def networks() -> Iterator[list[Network]]:
+    made: list[Network] = []
+    yield made
+    for network in made:
+        network.backend.close()
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", WeightType)
+def test_rows_of_a_product_do_not_meet(isa: str, kind: WeightType, threads: int) -> None:
+    n, k, most = 75, 128, 40
+    backend = NativeBackend(isa=isa, threads=threads)
+    matrix = backend.matrix([raw((n, k), kind, 1)])
+    inputs = StepInputs(StepLimits(most, most, ()))
+    r = backend.recorder(inputs, [])
+    x = r.buffer(Rows.TOKENS, k)
+    operand = r.operand(Rows.TOKENS, matrix)
+    out = r.buffer(Rows.TOKENS, n)
+    logits = r.buffer(Rows.LOGITS, n)
+    ones = np.ones(k, np.float32).view(np.uint8)
+    r.embed(backend.matrix([raw((most, k), WeightType.F32, 2)]), x)
+    r.rms_norm(x, backend.vector(RawTensor("ones", WeightType.F32, (k,), ones)), 1e-6, operand)
+    r.linear(operand, matrix, out)
+    r.select(out, logits)
+    program = r.finish(logits)
+    inputs.logit_tokens[:] = np.arange(most)
+
+    def run(ids: np.ndarray) -> FloatArray:
+        inputs.token_ids[: len(ids)] = ids
+        inputs.row_starts[1] = len(ids)
+        return program.run(len(ids), 1, len(ids)).copy()
+
+    alone = np.concatenate([run(np.array([i])) for i in range(most)])
+    assert len(np.unique(alone, axis=0)) == most
+    for count in (2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 23, 31, 33, 40):
+        ids = np.random.default_rng(count).permutation(most)[:count]
+        np.testing.assert_array_equal(run(ids), alone[ids], err_msg=f"{count} rows")
+    backend.close()
+
+
+@pytest.mark.parametrize("kv_type", get_args(KVType))
+def test_blocks_chunks_threads_and_neighbours(
+    isa: str, kv_type: KVType, networks: list[Network]
+) -> None:
+    ids = prompt(150)
+    plain = Network(isa=isa, kv_type=kv_type)
+    networks.append(plain)
+    expected = plain.in_chunks(ids, 1)
+    np.testing.assert_array_equal(plain.in_chunks(ids, 150), expected[-1:])
+    for block_size, threads in ((1, 2), (16, 2), (32, 1), (24, 2)):
+        other = Network(isa=isa, kv_type=kv_type, block_size=block_size, threads=threads)
+        networks.append(other)
+        for size in (7, 64, 150):
+            ends = [*range(size, 150, size), 150]
+            np.testing.assert_array_equal(
+                other.in_chunks(ids, size),
+                expected[np.array(ends) - 1],
+                err_msg=f"blocks of {block_size}, chunks of {size}",
+            )
+        others = [(0, 0, prompt(90, 2)), (7, 0, prompt(1, 3)), (5, 0, prompt(33, 4))]
+        other.step([*others, (3, 0, ids[:100])])
+        joined = other.step([(0, 90, [1]), (3, 100, ids[100:]), (7, 1, [5, 6]), (5, 33, [9])])
+        np.testing.assert_array_equal(joined[1], expected[-1])
+
+
+@pytest.mark.parametrize("kind", WeightType)
+def test_weight_types_in_a_whole_network(
+    isa: str, kind: WeightType, networks: list[Network]
+) -> None:
+    ids = prompt(40)
+    networks += [Network(isa=isa, kind=kind), Network(isa=isa, kind=kind, threads=2)]
+    expected = networks[0].in_chunks(ids, 1)
+    for size in (3, 16, 39, 40):
+        ends = [*range(size, 40, size), 40]
+        np.testing.assert_array_equal(
+            networks[1].in_chunks(ids, size), expected[np.array(ends) - 1]
+        )
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_long_contexts_split_over_threads(
+    isa: str, block_size: int, networks: list[Network]
+) -> None:
+    """900 tokens are 15 pieces: several threads share them, one takes them in order."""
+    ids = prompt(900)
+    networks += [Network(isa=isa, block_size=block_size, threads=threads) for threads in (1, 2, 5)]
+    ends = []
+    for network in networks:
+        network.step([(2, 0, ids[:880])])
+        ends.append(
+            [
+                network.step([(2, 880, ids[880:881])]),
+                network.step([(2, 881, ids[881:895])]),
+                network.step([(1, 0, prompt(5)), (2, 895, ids[895:])])[1:],
+            ]
+        )
+    for other in ends[1:]:
+        np.testing.assert_array_equal(other, ends[0])
+
+
+def test_fused_variants_agree(networks: list[Network]) -> None:
+    """AVX2 and AVX-512 take the same steps lane by lane, so that their bits are the same."""
+    if not {"avx2", "avx512"} <= set(VARIANTS):
+        pytest.skip("this processor runs one of the two at most")
+    ids = prompt(200)
+    for kind in WeightType:
+        pair = [Network(isa=isa, kind=kind, block_size=1) for isa in ("avx2", "avx512")]
+        networks += pair
+        np.testing.assert_array_equal(pair[0].in_chunks(ids, 64), pair[1].in_chunks(ids, 64))
+
+
+def test_the_callers_float_mode_does_not_matter(isa: str) -> None:
+    """Subnormal numbers survive also where the caller flushes them to zero."""
+    values = np.random.default_rng(1).normal(size=(64, 96)).astype(np.float32) * 1e-39
+    table = RawTensor("table", WeightType.F32, values.shape, values.view(np.uint8).reshape(-1))
+    one = np.eye(96, dtype=np.float32)
+    identity = RawTensor("one", WeightType.F32, one.shape, one.view(np.uint8).reshape(-1))
+    assert torch.set_flush_denormal(True)
+    try:
+        backend = NativeBackend(isa=isa, threads=2)
+        inputs = StepInputs(StepLimits(64, 64, ()))
+        r = backend.recorder(inputs, [])
+        x, out = r.buffer(Rows.TOKENS, 96), r.buffer(Rows.TOKENS, 96)
+        logits = r.buffer(Rows.LOGITS, 96)
+        r.embed(backend.matrix([table]), x, scale=0.5)
+        r.linear(x, backend.matrix([identity]), out)
+        r.select(out, logits)
+        program = r.finish(logits)
+        inputs.token_ids[:] = inputs.logit_tokens[:] = np.arange(64)
+        inputs.row_starts[1] = 64
+        result = program.run(64, 1, 64).copy()
+        backend.close()
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(result, values * np.float32(0.5))
+    assert (result != 0).all()
+
+
+def sample_rows(count: int, seed: int) -> SampleRows:
+    rng = np.random.default_rng(seed)
+    return SampleRows(
+        temperature=rng.choice([0, 0.3, 1, 2], count).astype(np.float32),
+        top_k=rng.choice([0, 1, 5, 40, 4000], count).astype(np.int32),
+        top_p=rng.choice([0.1, 0.9, 0.999, 1], count).astype(np.float32),
+        min_p=rng.choice([0, 0, 0.05], count).astype(np.float32),
+        uniform=rng.random(count),
+    )
+
+
+def test_sampling_alone_and_in_a_batch(isa: str) -> None:
+    rng = np.random.default_rng(5)
+    logits = (rng.normal(size=(24, 3001)) * 3).astype(np.float32)
+    rows = sample_rows(24, 6)
+    one, two = NativeBackend(isa=isa, threads=1), NativeBackend(isa=isa, threads=2)
+    together = two.sampling.sample(logits, rows)
+    logprobs = two.sampling.top_logprobs(logits, np.arange(24, dtype=np.int32), 7)
+    for i in range(24):
+        alone = SampleRows(
+            rows.temperature[i : i + 1],
+            rows.top_k[i : i + 1],
+            rows.top_p[i : i + 1],
+            rows.min_p[i : i + 1],
+            rows.uniform[i : i + 1],
+        )
+        assert one.sampling.sample(logits[i : i + 1].copy(), alone)[0] == together[i]
+        single = one.sampling.top_logprobs(logits, np.array([i], np.int32), 7)
+        assert single.log_sum_exp[0] == logprobs.log_sum_exp[i]
+        np.testing.assert_array_equal(single.tokens[0], logprobs.tokens[i])
+    edits = LogitEdits(
+        rows=np.array([3, 3, 9], np.int32),
+        tokens=np.array([0, 3000, 5], np.int32),
+        add=np.array([1, 0, -np.inf], np.float32),
+        repetition=np.array([1.3, 2, 1], np.float32),
+        subtract=np.array([0, 0.5, 0], np.float32),
+    )
+    before = logits.copy()
+    two.sampling.edit(logits, edits)
+    changed = np.argwhere(before != logits).tolist()
+    assert changed == [[3, 0], [3, 3000], [9, 5]]
+    one.close()
+    two.close()
