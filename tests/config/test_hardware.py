@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from treadle.config.hardware import detect_hardware, usable_cores
 
@@ -38,18 +41,41 @@ def test_the_control_group_counts_where_it_is_tighter(tmp_path: Path) -> None:
 
 def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
     limited = {
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "400000\n",
-        "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 100000\n",
+        "proc/self/cgroup": "4:memory:/box\n3:cpu,cpuacct:/box\n",
+        "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "500000\n",
+        "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "400000\n",
+        "sys/fs/cgroup/memory/box/memory.stat": "total_inactive_file 100000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     }
     machine = detect_hardware(write(tmp_path, {**MEMORY, **limited}))
     assert machine.available_bytes == 200000
 
 
-def test_a_quota_is_rounded_up_to_whole_cores(tmp_path: Path) -> None:
-    assert usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "50000 100000\n"})) == 1
-    here = usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000\n"}))
-    assert here == usable_cores(write(tmp_path, {"sys/fs/cgroup/cpu.max": "9900000 100000\n"}))
+@pytest.mark.parametrize(("quota", "cores"), [("max", 64), ("150000", 2), ("1000", 1)])
+def test_a_quota_above_is_rounded_up_to_whole_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    groups = {
+        "proc/self/cgroup": "0::/outer/inner\n",
+        "sys/fs/cgroup/outer/inner/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/outer/cpu.max": f"{quota} 100000\n",
+    }
+    assert usable_cores(write(tmp_path, groups)) == cores
+
+
+def test_a_quota_of_the_older_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    groups = {
+        "proc/self/cgroup": "3:cpu,cpuacct:/box\n",
+        "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "250000\n",
+        "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+    }
+    assert usable_cores(write(tmp_path, groups)) == 3
+    write(tmp_path, {"sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "-1\n"})
+    assert usable_cores(tmp_path) == 8
 
 
 def test_this_machine_can_be_read() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from treadle.errors import StartError
 from treadle.kernels.native.backend import NativeBackend, available_variants
-from treadle.kernels.native.cpu import usable_threads
 from treadle.kernels.native.memory import ALIGNMENT, Arena, pages
 from treadle.kernels.ops import (
     FloatArray,
@@ -178,7 +177,7 @@ def test_python_runs_during_a_run() -> None:
 
 def test_variants_that_cannot_run_are_refused() -> None:
     with pytest.raises(StartError, match="sse9"):
-        NativeBackend(isa="sse9")
+        NativeBackend(isa="sse9", threads=1)
     with pytest.raises(StartError, match="at least 1"):
         NativeBackend(threads=0)
     assert "portable" in available_variants()
@@ -186,35 +185,6 @@ def test_variants_that_cannot_run_are_refused() -> None:
         backend = NativeBackend(isa=isa, threads=1)
         assert isa in backend.description
         backend.close()
-
-
-@pytest.mark.parametrize(
-    ("maximum", "threads"), [("max 100000", 4096), ("150000 100000", 2), ("1000 100000", 1)]
-)
-def test_quota_of_a_cgroup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maximum: str, threads: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4096)))
-    inner = tmp_path / "cgroup/outer/inner"
-    inner.mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/outer/inner\n")
-    (inner / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "cgroup/outer/cpu.max").write_text(maximum + "\n")
-    assert usable_threads(tmp_path, tmp_path / "cgroup") == threads
-
-
-def test_quota_of_a_version_1_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    group = tmp_path / "cgroup/cpu/box"
-    group.mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("4:memory:/box\n3:cpu,cpuacct:/box\n")
-    (group / "cpu.cfs_quota_us").write_text("250000\n")
-    (group / "cpu.cfs_period_us").write_text("100000\n")
-    assert usable_threads(tmp_path, tmp_path / "cgroup") == 3
-    (group / "cpu.cfs_quota_us").write_text("-1\n")
-    assert usable_threads(tmp_path, tmp_path / "cgroup") == 8
 
 
 def test_arena_hands_out_separate_aligned_memory() -> None:

@@ -109,7 +109,9 @@ def _tokenise(path: Path) -> list[int]:
 def _backend() -> Backend:
     if importlib.util.find_spec("treadle.kernels.native._native") is None:
         return TorchBackend(threads=1)
-    backend: Backend = importlib.import_module("treadle.kernels.native.backend").NativeBackend()
+    backend: Backend = importlib.import_module("treadle.kernels.native.backend").NativeBackend(
+        threads=2
+    )
     return backend
 
 

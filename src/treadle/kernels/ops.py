@@ -324,7 +324,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """ "native" or "torch"."""
+        """Which kernels these are: "native" or "torch"."""
         ...
 
     @property

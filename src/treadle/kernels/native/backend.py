@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from treadle.errors import StartError
 from treadle.kernels.native import _native
-from treadle.kernels.native.cpu import usable_threads
 from treadle.kernels.native.memory import Arena
 from treadle.kernels.native.program import NativeKVPool, NativeRecorder
 from treadle.kernels.native.sampling import NativeSampling
@@ -23,7 +22,7 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, *, threads: int, isa: str | None = None) -> None:
         available = _native.variants()
         if isa is not None and isa not in available:
             raise StartError(
@@ -31,10 +30,10 @@ class NativeBackend:
                 f"it runs {', '.join(available)}",
                 param="isa",
             )
-        if threads is not None and threads < 1:
+        if threads < 1:
             raise StartError(f"threads is {threads}; it must be at least 1", param="threads")
         self.isa = isa or available[0]
-        self.threads = threads or usable_threads()
+        self.threads = threads
         plural = "" if self.threads == 1 else "s"
         self.description = f"native {self.isa}, {self.threads} thread{plural}"
         self._handle = _native.Backend(self.isa, self.threads)
