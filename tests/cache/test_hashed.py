@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.cache.hashed import HashedPrefixCache
-from treadle.cache.prefix import Lease
+from treadle.cache.prefix import NO_BLOCK, Lease, Window
 
 
 def admit(cache: HashedPrefixCache, tokens: list[int]) -> Lease:
@@ -62,3 +62,38 @@ def test_full_blocks_are_found_while_the_request_still_decodes() -> None:
     text.append(4)
     cache.publish(lease, text, 4, decode=True)
     assert cache.match([1, 2, 3, 4], "").num_tokens == 4
+
+
+def test_a_window_keeps_its_blocks_and_gives_back_the_others() -> None:
+    """Window of 5 tokens, blocks of 2: the token at position 8 sees 4 to 8."""
+    cache = HashedPrefixCache(8, 2, Window(5, step_tokens=4))
+    text = list(range(20))
+    lease = admit(cache, text[:4])
+    for end in range(4, 9):
+        assert cache.grow(lease, -(-end // 2) - len(lease.blocks)) is not None
+        cache.free(cache.publish(lease, text[:end], end, decode=end > 4).surplus)
+    assert lease.blocks[:2] == [NO_BLOCK, NO_BLOCK]
+    assert NO_BLOCK not in lease.blocks[2:]
+    assert cache.num_available == 8 - 2
+    cache.check([lease])
+
+
+def test_a_windowed_prefix_is_found_by_its_last_blocks() -> None:
+    cache = HashedPrefixCache(6, 2, Window(5, step_tokens=4))
+    text = list(range(12))
+    lease = cache.lease(cache.match([], ""), "")
+    for end in range(2, 13, 2):
+        assert cache.grow(lease, 1) is not None
+        cache.free(cache.publish(lease, text[:end], end, decode=False).surplus)
+    cache.release(lease, text, 12)
+    match = cache.match(text, "")
+    assert match.num_tokens == 12
+    assert match.blocks[:4] == [NO_BLOCK] * 4, "the next token sees 8 to 12"
+    assert cache.match(text[:9], "").num_tokens == 8
+    other = cache.lease(cache.match([], ""), "")
+    cache.grow(other, 3)  # takes the blocks that slid out first: 0 to 5
+    assert cache.match(text, "").num_tokens == 12
+    assert cache.match(text[:8], "").num_tokens == 0, (
+        "of 4 to 7, which it would see, 4 and 5 are gone"
+    )
+    cache.check([other])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from treadle.config.hardware import Hardware
-from treadle.config.resolve import ModelFacts, Resolved, resolve
+from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import (
     CacheSettings,
     EngineSettings,
@@ -18,7 +18,7 @@ from treadle.errors import StartError
 
 FACTS = ModelFacts(
     max_positions=8192,
-    kv_values_per_token=2 * 30 * 3 * 64,
+    kv_groups=(KVGroupFacts(values_per_token=2 * 30 * 3 * 64),),
     weights_bytes=98 * 2**20,
     activation_bytes_per_token=40_000,
 )
@@ -50,7 +50,7 @@ def test_what_is_asked_for_holds() -> None:
     resolved = resolve(asked, FACTS, MACHINE)
     assert resolved.max_model_len == 1000
     assert (resolved.prefix_cache, resolved.block_size, resolved.kv_dtype) == ("hashed", 32, "f32")
-    assert resolved.num_blocks == 10**7 // (11520 * 4 * 32)
+    assert resolved.num_blocks == (10**7 // (11520 * 4 * 32),)
     assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 40)
     assert (resolved.overlap_depth, resolved.backend, resolved.threads) == (1, "torch", 7)
     assert {reason.source for reason in resolved.reasons.values()} == {"argument"}
@@ -61,14 +61,14 @@ def test_kv_is_capped_by_what_can_be_used() -> None:
         model=ModelSettings(max_model_len=100), schedule=ScheduleSettings(max_num_seqs=2)
     )
     resolved = resolve(settings, FACTS, MACHINE)
-    assert resolved.kv_capacity_tokens == 208, "2 × 100, in blocks of 16"
+    assert resolved.num_blocks == (14,), "2 × 100, in blocks of 16"
     assert resolved.reasons["num_blocks"].source == "limit"
 
 
 def test_kv_takes_half_of_what_is_left() -> None:
     small = msgspec.structs.replace(MACHINE, available_bytes=300 * 2**20)
     resolved = resolve(EngineSettings(), FACTS, small)
-    assert resolved.num_blocks == 101 * 2**20 // (11520 * 2 * 16)
+    assert resolved.num_blocks == (101 * 2**20 // (11520 * 2 * 16),)
     assert resolved.reasons["num_blocks"].source == "hardware"
     assert "202 MiB" in resolved.reasons["num_blocks"].sentence
 
@@ -79,9 +79,42 @@ def test_what_cannot_hold_is_one_sentence() -> None:
 
     with pytest.raises(StartError, match="max_model_len is 9000; the model's window is 8192"):
         start(EngineSettings(model=ModelSettings(max_model_len=9000)))
-    with pytest.raises(StartError, match="kv_cache_memory_bytes is 1000"):
+    with pytest.raises(StartError, match="1000 bytes of memory for KV are too little"):
         start(EngineSettings(cache=CacheSettings(kv_cache_memory_bytes=1000)))
     with pytest.raises(StartError, match="max_num_batched_tokens is 5; max_num_seqs is 8"):
         start(EngineSettings(schedule=ScheduleSettings(max_num_seqs=8, max_num_batched_tokens=5)))
     with pytest.raises(StartError, match="nothing is left for KV"):
         start(EngineSettings(), msgspec.structs.replace(MACHINE, available_bytes=98 * 2**20))
+
+
+def test_groups_with_a_window_get_their_windows_and_the_others_the_rest() -> None:
+    """15 layers see 512 tokens, 3 see all; KV of one head of 256."""
+    facts = ModelFacts(
+        max_positions=32768,
+        kv_groups=(
+            KVGroupFacts(values_per_token=2 * 3 * 256),
+            KVGroupFacts(values_per_token=2 * 15 * 256, window=512),
+        ),
+        weights_bytes=0,
+        activation_bytes_per_token=1,
+    )
+    schedule = ScheduleSettings(max_num_seqs=4, max_num_batched_tokens=256)
+    roomy = resolve(EngineSettings(schedule=schedule), facts, MACHINE)
+    held = (511 + 256 + 15) // 16 + 1
+    assert roomy.num_blocks == (4 * 2048, 4 * held)
+    budget = 20 * 2**20
+    tight = resolve(
+        EngineSettings(schedule=schedule, cache=CacheSettings(kv_cache_memory_bytes=budget)),
+        facts,
+        MACHINE,
+    )
+    full, windowed = tight.num_blocks
+    assert windowed >= held, "a window is whole or of no use"
+    used = 16 * 2 * (full * 2 * 3 * 256 + windowed * 2 * 15 * 256)
+    assert 0.98 * budget < used <= budget
+    with pytest.raises(StartError, match="one request takes"):
+        resolve(
+            EngineSettings(schedule=schedule, cache=CacheSettings(kv_cache_memory_bytes=2**20)),
+            facts,
+            MACHINE,
+        )

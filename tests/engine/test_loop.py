@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.world import EOS, VOCAB, World, foretell
+from tests.simulation.world import EOS, VOCAB, Group, World, foretell
 from treadle.wire.messages import Abort, Failed, Generate
 from treadle.wire.sampling_params import SamplingParams
 
@@ -23,7 +23,7 @@ def failure(world: World, **changes: object) -> Failed:
 
 
 def test_bad_requests_fail_alone() -> None:
-    world = World("radix", groups=[(64, 1)])
+    world = World("radix", groups=[Group(64, 1)])
     assert failure(world, prompt=[]).param == "prompt"
     assert failure(world, prompt=[VOCAB]).param == "prompt"
     assert failure(world, prompt=[-1]).param == "prompt"
@@ -40,7 +40,7 @@ def test_bad_requests_fail_alone() -> None:
 
 
 def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
-    world = World("radix", groups=[(64, 1)])
+    world = World("radix", groups=[Group(64, 1)])
     key = world.send([1, 2, 3], params=SamplingParams(max_tokens=5, ignore_eos=True))
     world.step()
     message = Generate(request_id=key, prompt=[4], params=SamplingParams(), seed=0)
@@ -53,7 +53,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_ends(depth: int) -> None:
     """By EOS, by stop token, by length; min_tokens holds the first two back."""
-    world = World("hashed", groups=[(40, 8)], depth=depth, rows=8, budget=64)
+    world = World("hashed", groups=[Group(40, 8)], depth=depth, rows=8, budget=64)
     plain = SamplingParams(max_tokens=60, ignore_eos=True)
     seed = next(s for s in range(999) if EOS in foretell([1, 2], plain, s, 60)[3:20])
     answer = foretell([1, 2], plain, seed, 60)
@@ -82,7 +82,7 @@ def test_ends(depth: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 6])
 def test_abort_in_every_state_frees_everything(depth: int, steps: int) -> None:
     """Waiting, mid-prefill (chunks of 4), decoding."""
-    world = World("radix", groups=[(32, 2)], depth=depth, rows=1, budget=4)
+    world = World("radix", groups=[Group(32, 2)], depth=depth, rows=1, budget=4)
     first = world.send([*range(10)], params=SamplingParams(max_tokens=30, ignore_eos=True))
     second = world.send([*range(12)], params=SamplingParams(max_tokens=4))
     for _ in range(steps):
@@ -98,7 +98,7 @@ def test_abort_in_every_state_frees_everything(depth: int, steps: int) -> None:
 
 
 def test_a_chunked_prompt_samples_once() -> None:
-    world = World("none", groups=[(64, 1)], budget=5)
+    world = World("none", groups=[Group(64, 1)], budget=5)
     key = world.send([*range(13)], params=SamplingParams(max_tokens=2, ignore_eos=True))
     sizes = []
     while world.engine.has_work:
@@ -109,7 +109,7 @@ def test_a_chunked_prompt_samples_once() -> None:
 
 
 def test_a_decoding_request_gets_a_token_in_every_step_beside_long_prompts() -> None:
-    world = World("none", groups=[(400, 1)], rows=4, budget=8)
+    world = World("none", groups=[Group(400, 1)], rows=4, budget=8)
     stream = world.send([1], params=SamplingParams(max_tokens=40, ignore_eos=True))
     world.step()
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_a_decoding_request_gets_a_token_in_every_step_beside_long_prompts() -> 
 
 
 def test_a_second_equal_prompt_reports_its_cached_tokens() -> None:
-    world = World("radix", groups=[(64, 1)], rows=1)
+    world = World("radix", groups=[Group(64, 1)], rows=1)
     first, second = world.send([*range(20)]), world.send([*range(20)])
     world.drain()
     assert (world.cached[first], world.cached[second]) == (0, 19)
@@ -130,7 +130,7 @@ def test_a_second_equal_prompt_reports_its_cached_tokens() -> None:
 
 
 def test_fail_all_answers_everybody_once() -> None:
-    world = World("radix", groups=[(64, 1)], rows=1)
+    world = World("radix", groups=[Group(64, 1)], rows=1)
     keys = [world.send([1, 2, 3]), world.send([4])]
     world.step()
     world.receive(world.engine.fail_all("the kernel failed"))

@@ -5,11 +5,13 @@ once, and every answer can be foretold.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.loop import Engine, Served
 from treadle.engine.request import Request
 from treadle.schedule.order import Fcfs
@@ -46,16 +48,33 @@ def foretell(prompt: list[int], params: SamplingParams, seed: int, room: int) ->
     return answer
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A KV group of the world."""
+
+    num_blocks: int
+    block_size: int
+    window: int | None = None
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a token at `position` attends to."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def build(self, index: str, budget: int) -> PrefixCache:
+        window = None if self.window is None else Window(self.window, budget)
+        return build_prefix_cache(index, self.num_blocks, self.block_size, window)
+
+
 class DigestRunner:
     """Carries out plans on digests; asserts that each position read holds what its row wrote."""
 
-    def __init__(self, blocks: list[tuple[int, int]], rows: int) -> None:
-        self._sizes = [size for _, size in blocks]
-        self._memory = [[[0] * size for _ in range(count)] for count, size in blocks]
-        self._tables: list[list[dict[int, int]]] = [[{} for _ in range(rows)] for _ in blocks]
+    def __init__(self, groups: list[Group], rows: int) -> None:
+        self._groups = groups
+        self._memory = [[[0] * g.block_size for _ in range(g.num_blocks)] for g in groups]
+        self._tables: list[list[dict[int, int]]] = [[{} for _ in range(rows)] for _ in groups]
         self._sampled = [0] * rows
         self._seeds: dict[int, int] = {}
-        self._history: dict[int, list[int]] = {}
+        self._history: dict[int, dict[int, int]] = {}
         self.states: dict[int, int] = {}
 
     def forward(self, plan: StepPlan) -> None:
@@ -64,7 +83,7 @@ class DigestRunner:
         for join in plan.joins:
             assert join.row not in self._seeds, "a row is taken twice"
             self._seeds[join.row] = join.seed
-            self._history[join.row] = []
+            self._history[join.row] = {}
             for tables in self._tables:
                 tables[join.row] = {}
         for work in plan.work:
@@ -87,25 +106,29 @@ class DigestRunner:
 
     def _compute(self, row: int, start: int, tokens: list[int]) -> int:
         history = self._history[row]
-        for group in range(len(self._memory)):
+        states: list[int] = []
+        for group, kept in enumerate(self._groups):
             # What is computed already was computed in this row, or found in the cache.
-            for position, state in enumerate(history[:start]):
-                assert self._read(group, row, position) == state, "KV was overwritten"
+            for position in range(kept.first_seen(start), start):
+                if position in history:
+                    state = self._read(group, row, position)
+                    assert state == history[position], "KV was overwritten"
             state = self._read(group, row, start - 1) if start else ROOT
             for position, token in enumerate(tokens, start):
                 state = chain(state, token)
                 self._write(group, row, position, state)
-        known = [self._read(0, row, position) for position in range(start + len(tokens))]
-        self._history[row] = known
-        return known[-1]
+                history[position] = state
+            states.append(state)
+        assert len(set(states)) == 1, "groups hold KV of different tokens"
+        return states[0]
 
     def _read(self, group: int, row: int, position: int) -> int:
-        size = self._sizes[group]
+        size = self._groups[group].block_size
         block = self._tables[group][row][position // size]
         return self._memory[group][block][position % size]
 
     def _write(self, group: int, row: int, position: int, state: int) -> None:
-        size = self._sizes[group]
+        size = self._groups[group].block_size
         block = self._tables[group][row][position // size]
         self._memory[group][block][position % size] = state
 
@@ -137,17 +160,17 @@ class World:
         self,
         index: str,
         *,
-        groups: list[tuple[int, int]],
+        groups: list[Group],
         depth: int = 0,
         rows: int = 4,
         budget: int = 16,
     ) -> None:
         self.fence = Fence()
-        self.kv = KVCache([build_prefix_cache(index, count, size) for count, size in groups])
+        self.kv = KVCache([group.build(index, budget) for group in groups])
         self.scheduler: Scheduler[Request] = Scheduler(
             Limits(rows, budget), Fcfs(), self.kv, self.fence
         )
-        self.window = 10_000
+        self.window = 80
         served = Served(
             vocab_size=VOCAB,
             max_model_len=self.window,
@@ -247,6 +270,7 @@ class World:
                     (group, block)
                     for group, part in enumerate(request.lease.parts)
                     for block in part.blocks
+                    if block != NO_BLOCK
                 }
                 for request in flight.requests
             }

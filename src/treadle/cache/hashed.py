@@ -5,6 +5,8 @@ salt enters the first block's digest. Blocks that nobody holds wait in one queue
 digest at the front, those with one at the back in the order of release, tails of sequences before
 their beginnings. Allocation takes from the front and forgets the digest found there, so eviction
 costs nothing and the cache never refuses a request.
+
+With a sliding window, a prefix is found by its last blocks alone: those that its next token sees.
 """
 
 from __future__ import annotations
@@ -12,9 +14,18 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from treadle.cache.prefix import UNCHANGED, Lease, Match, Published
+from treadle.cache.prefix import (
+    NO_BLOCK,
+    UNCHANGED,
+    Lease,
+    Match,
+    Published,
+    Window,
+    capacity_tokens,
+    most_blocks,
+)
 
 _DIGEST_BYTES = 16
 """Prefixes come from strangers, so equal digests must mean equal tokens: 128 bits of BLAKE2b."""
@@ -24,33 +35,65 @@ class HashedPrefixCache:
     """A block with no holder is in the queue exactly once; a digest maps to the first block that
     was published under it, later equal blocks stay anonymous."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._window = window
         self._holders = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._blocks: dict[bytes, int] = {}
         self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
+    def capacity_tokens(self) -> int:
+        return capacity_tokens(self.num_blocks, self.block_size, self._window)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        return most_blocks(num_tokens, self.block_size, self._window)
+
+    @property
     def num_available(self) -> int:
         return len(self._queue)
 
     def match(self, tokens: Sequence[int], salt: str) -> Match:
+        found = self._whole_match if self._window is None else self._window_match
+        blocks, anchor = found(tokens, _root(salt))
+        evictable = sum(block != NO_BLOCK and self._holders[block] == 0 for block in blocks)
+        return Match(len(blocks) * self.block_size, blocks, evictable, anchor)
+
+    def _whole_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
         blocks: list[int] = []
-        parent = _root(salt)
-        for end in range(self.block_size, len(tokens) + 1, self.block_size):
-            digest = _digest(parent, tokens[end - self.block_size : end])
+        for digest in _chain(tokens, anchor, self.block_size):
             block = self._blocks.get(digest)
             if block is None:
                 break
             blocks.append(block)
-            parent = digest
-        evictable = sum(self._holders[block] == 0 for block in blocks)
-        return Match(len(blocks) * self.block_size, blocks, evictable, parent)
+            anchor = digest
+        return blocks, anchor
+
+    def _window_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
+        """The longest prefix whose last blocks, as far as its next token sees, are all cached."""
+        assert self._window is not None
+        size = self.block_size
+        digests = list(_chain(tokens, anchor, size))
+        known = [self._blocks.get(digest) for digest in digests]
+        end = first_missing = len(known)
+        for index in range(len(known) - 1, -1, -1):
+            first_missing = index
+            if known[index] is None:
+                end = index
+            elif index <= self._window.first_block(end * size, size):
+                break
+        if end == 0:
+            return [], anchor
+        blocks = [NO_BLOCK] * first_missing
+        blocks += [block for block in known[first_missing:end] if block is not None]
+        return blocks, digests[end - 1]
 
     def lease(self, match: Match, salt: str) -> Lease:
         for block in match.blocks:
+            if block == NO_BLOCK:
+                continue
             if self._holders[block] == 0:
                 del self._queue[block]
             self._holders[block] += 1
@@ -83,11 +126,13 @@ class HashedPrefixCache:
                 self._digests[block] = digest
             lease.anchor = digest
             lease.num_published = start + size
-        return UNCHANGED
+        if self._window is None:
+            return UNCHANGED
+        return Published(0, [], self._window.slide(lease, num_computed, size))
 
     def release(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
-        self.publish(lease, tokens, num_computed, decode=False)
-        self.free(lease.blocks)
+        self.free(self.publish(lease, tokens, num_computed, decode=False).surplus)
+        self.free([block for block in lease.blocks if block != NO_BLOCK])
         lease.blocks = []
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -105,7 +150,7 @@ class HashedPrefixCache:
         holders = [0] * self.num_blocks
         for lease in leases:
             for block in lease.blocks:
-                holders[block] += 1
+                holders[block] += block != NO_BLOCK
         assert holders == self._holders
         assert sorted(self._queue) == [b for b in range(self.num_blocks) if holders[b] == 0]
         for digest, block in self._blocks.items():
@@ -122,6 +167,13 @@ class HashedPrefixCache:
 def _root(salt: str) -> bytes:
     """The parent of a salt's first blocks; its preimage cannot be that of a block."""
     return hashlib.blake2b(b"salt:" + salt.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _chain(tokens: Sequence[int], anchor: bytes, block_size: int) -> Iterator[bytes]:
+    """Digests of the full blocks of `tokens`, from the beginning on."""
+    for end in range(block_size, len(tokens) + 1, block_size):
+        anchor = _digest(anchor, tokens[end - block_size : end])
+        yield anchor
 
 
 def _digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
-from treadle.cache.prefix import Lease, Match, PrefixCache
+from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, Window
 from treadle.cache.radix import RadixPrefixCache
 from treadle.wire.plan import BlockEdit
 
-INDEXES: dict[str, type[NoPrefixCache | RadixPrefixCache | HashedPrefixCache]] = {
+INDEXES: Mapping[str, Callable[[int, int], PrefixCache]] = {
     "none": NoPrefixCache,
     "radix": RadixPrefixCache,
     "hashed": HashedPrefixCache,
@@ -53,7 +53,7 @@ class KVCache:
     @property
     def capacity_tokens(self) -> int:
         """Tokens one request alone can hold."""
-        return min(group.num_blocks * group.block_size for group in self.groups)
+        return min(group.capacity_tokens for group in self.groups)
 
     @property
     def usage(self) -> float:
@@ -61,17 +61,21 @@ class KVCache:
         return max(1 - group.num_available / group.num_blocks for group in self.groups)
 
     def match(self, tokens: Sequence[int], salt: str) -> KVMatch:
-        parts = [group.match(tokens, salt) for group in self.groups]
-        common = min(part.num_tokens for part in parts)
-        common -= common % self._alignment
-        if any(part.num_tokens != common for part in parts):
+        """The longest prefix known to every group. Groups shorten it in turn until all agree: one
+        that keeps only a window may know a long prefix and not a shorter one."""
+        common = len(tokens)
+        while True:
+            common -= common % self._alignment
             parts = [group.match(tokens[:common], salt) for group in self.groups]
-        return KVMatch(common, parts)
+            shortest = min(part.num_tokens for part in parts)
+            if shortest == common:
+                return KVMatch(common, parts)
+            common = shortest
 
     def fits(self, match: KVMatch, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` beginning with `match` could get all blocks now."""
         return all(
-            _blocks(num_tokens, group) - len(part.blocks)
+            group.most_blocks(num_tokens) - _num_held(part)
             <= group.num_available - part.num_evictable
             for group, part in zip(self.groups, match.parts, strict=True)
         )
@@ -86,7 +90,7 @@ class KVCache:
     def grow(self, lease: KVLease, num_tokens: int) -> list[BlockEdit] | None:
         """Blocks for positions up to num_tokens - 1, in every group or none (then None)."""
         missing = [
-            max(0, _blocks(num_tokens, group) - len(part.blocks))
+            max(0, -(-num_tokens // group.block_size) - len(part.blocks))
             for group, part in zip(self.groups, lease.parts, strict=True)
         ]
         if any(n > group.num_available for n, group in zip(missing, self.groups, strict=True)):
@@ -109,6 +113,7 @@ class KVCache:
             published = group.publish(part, tokens, num_computed, decode=decode)
             if published.blocks:
                 result.edits.append(BlockEdit(index, published.start, published.blocks))
+            if published.surplus:
                 result.surplus.append((index, published.surplus))
         return result
 
@@ -130,9 +135,17 @@ class KVCache:
             group.check([lease.parts[index] for lease in leases])
 
 
-def build_prefix_cache(kind: str, num_blocks: int, block_size: int) -> PrefixCache:
-    return INDEXES[kind](num_blocks, block_size)
+def build_prefix_cache(
+    kind: str, num_blocks: int, block_size: int, window: Window | None = None
+) -> PrefixCache:
+    """The index of one group. A sliding window is kept by the hash index under either kind: a tree
+    would hold on to whole paths."""
+    if window is None:
+        return INDEXES[kind](num_blocks, block_size)
+    if kind == "none":
+        return NoPrefixCache(num_blocks, block_size, window)
+    return HashedPrefixCache(num_blocks, block_size, window)
 
 
-def _blocks(num_tokens: int, group: PrefixCache) -> int:
-    return -(-num_tokens // group.block_size)
+def _num_held(match: Match) -> int:
+    return len(match.blocks) - match.blocks.count(NO_BLOCK)

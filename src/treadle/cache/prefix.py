@@ -10,6 +10,9 @@ others are the request's own:
     │ in the index, locked │ own, KV valid │ own, being written │
     └ full blocks only ────┘
 
+Where layers see only a sliding window, a group keeps only the window: blocks that slid out of it
+are given back while the request runs, and stand in the table as NO_BLOCK, which nobody reads.
+
 The caller promises two things: `tokens` passed for one lease only ever grow, and nothing is given
 back (`release`, `free`) while a step in flight may touch it (see `fence`).
 """
@@ -20,6 +23,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+NO_BLOCK = -1
+"""In a block table: the position slid out of the window, or never had a block here."""
+
 
 class Match(NamedTuple):
     """The longest known prefix. Valid until the cache next changes."""
@@ -27,6 +33,7 @@ class Match(NamedTuple):
     num_tokens: int
     """A multiple of the block size."""
     blocks: list[int]
+    """One per block of the prefix; NO_BLOCK where the window no longer reaches."""
     num_evictable: int
     """How many of `blocks` nobody holds, so that leasing them lowers `num_available`."""
     place: Any = None
@@ -47,14 +54,15 @@ class Lease:
 
 
 class Published(NamedTuple):
-    """What publishing changed in a lease's block table."""
+    """What publishing changed in a lease's block table. `blocks` may be empty, `surplus` too."""
 
     start: int
     """First block index that changed."""
     blocks: list[int]
     """The blocks that stand there now: equal contents, already in the index."""
     surplus: list[int]
-    """The request's own copies they replace, to be given to `free` once no step reads them."""
+    """Blocks the lease no longer holds, own copies replaced by equal ones or blocks out of the
+    window; to be given to `free` once no step reads them."""
 
 
 UNCHANGED = Published(0, [], [])
@@ -65,6 +73,15 @@ class PrefixCache(Protocol):
 
     block_size: int
     num_blocks: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest request that fits when it is alone."""
+        ...
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request of `num_tokens` tokens holds at most at a time."""
+        ...
 
     @property
     def num_available(self) -> int:
@@ -106,3 +123,46 @@ class PrefixCache(Protocol):
     def check(self, leases: Sequence[Lease]) -> None:
         """Assert the invariants, given all leases alive and no surplus outstanding."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A sliding window over the positions of a group: which blocks a request still needs."""
+
+    num_tokens: int
+    """A token sees itself and num_tokens - 1 before it."""
+    step_tokens: int
+    """Most tokens that one step adds to a request."""
+
+    def first_block(self, num_computed: int, block_size: int) -> int:
+        """Index of the first block that the token at position `num_computed` still sees."""
+        return max(0, num_computed - self.num_tokens + 1) // block_size
+
+    def most_blocks(self, block_size: int) -> int:
+        """The window before a step, and the step, wherever block borders fall."""
+        return -(-(self.num_tokens - 1 + self.step_tokens) // block_size) + 1
+
+    def slide(self, lease: Lease, num_computed: int, block_size: int) -> list[int]:
+        """Take the blocks that slid out of the window from the lease."""
+        gone: list[int] = []
+        for index in range(self.first_block(num_computed, block_size) - 1, -1, -1):
+            if lease.blocks[index] == NO_BLOCK:
+                break
+            gone.append(lease.blocks[index])
+            lease.blocks[index] = NO_BLOCK
+        gone.reverse()
+        return gone
+
+
+UNLIMITED_TOKENS = 2**31 - 1
+
+
+def capacity_tokens(num_blocks: int, block_size: int, window: Window | None) -> int:
+    if window is not None and num_blocks >= window.most_blocks(block_size):
+        return UNLIMITED_TOKENS
+    return num_blocks * block_size
+
+
+def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
+    whole = -(-num_tokens // block_size)
+    return whole if window is None else min(whole, window.most_blocks(block_size))

@@ -62,6 +62,13 @@ class RadixPrefixCache:
         self._serial = itertools.count()
 
     @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def most_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    @property
     def num_available(self) -> int:
         return self._pool.num_free + self._evictable
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from treadle.config.hardware import Hardware
+from treadle.config.kv_budget import GroupDemand, divide, useful_bytes
 from treadle.config.settings import (
     BackendName,
     CacheSettings,
@@ -29,13 +30,21 @@ _MAX_NUM_SEQS = 64
 _MAX_BATCHED_TOKENS = 512
 
 
+class KVGroupFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of a model that share block tables."""
+
+    values_per_token: int
+    """Numbers in K and V of the group's layers for one token."""
+    window: int | None = None
+    """Tokens that a token sees, itself included; None sees all."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What configuration must know of a model."""
 
     max_positions: int
     """The window it was made for, in tokens."""
-    kv_values_per_token: int
-    """Numbers in K and V of all layers for one token."""
+    kv_groups: tuple[KVGroupFacts, ...]
     weights_bytes: int
     activation_bytes_per_token: int
     """Of the step's buffers."""
@@ -55,17 +64,14 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
     block_size: int
     kv_dtype: KVType
-    num_blocks: int
+    num_blocks: tuple[int, ...]
+    """Per KV group."""
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
     backend: BackendName
     threads: int
     reasons: dict[str, Reason]
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_size
 
 
 class _Choice(NamedTuple):
@@ -86,15 +92,12 @@ def resolve(settings: EngineSettings, facts: ModelFacts, hardware: Hardware) -> 
     block_size = settle("block_size", *_block_size(settings.cache))
     kv_dtype = settle("kv_dtype", *_kv_dtype(settings.cache))
     num_seqs = settle("max_num_seqs", *_max_num_seqs(settings))
-    settle("max_num_batched_tokens", *_max_num_batched_tokens(settings, num_seqs))
+    budget = settle("max_num_batched_tokens", *_max_num_batched_tokens(settings, num_seqs))
     settle("overlap_depth", *_overlap_depth(settings))
     settle("backend", *_backend(settings))
     settle("threads", *_threads(settings, hardware))
-    bytes_per_token = facts.kv_values_per_token * (4 if kv_dtype == "f32" else 2)
-    wanted = num_seqs * window
-    settle(
-        "num_blocks", *_num_blocks(settings, facts, hardware, bytes_per_token, block_size, wanted)
-    )
+    running = _Running(num_seqs, window, budget, block_size, 4 if kv_dtype == "f32" else 2)
+    settle("num_blocks", *_num_blocks(settings.cache, facts, hardware, running))
     values = {name: choice.value for name, choice in chosen.items()}
     reasons = {name: choice.reason for name, choice in chosen.items()}
     return msgspec.convert({**values, "reasons": reasons}, Resolved)
@@ -170,40 +173,52 @@ def _threads(settings: EngineSettings, hardware: Hardware) -> tuple[int, Source,
     return hardware.cores, "hardware", f"{hardware.cores} cores are open to this process"
 
 
+class _Running(NamedTuple):
+    """What the values settled so far say of the requests that may run at once."""
+
+    num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+    value_bytes: int
+
+    def demand(self, group: KVGroupFacts) -> GroupDemand:
+        size = self.block_size
+        most = -(-self.max_model_len // size)
+        least = 1
+        if group.window is not None:
+            # The window before a step, and the step, wherever block borders fall.
+            held = -(-(group.window - 1 + self.max_num_batched_tokens) // size) + 1
+            most = least = min(most, held)
+        return GroupDemand(
+            block_bytes=group.values_per_token * self.value_bytes * size,
+            least_blocks=least,
+            useful_blocks=max(self.num_seqs * most, least),
+        )
+
+
 def _num_blocks(
-    settings: EngineSettings,
-    facts: ModelFacts,
-    hardware: Hardware,
-    bytes_per_token: int,
-    block_size: int,
-    wanted_tokens: int,
-) -> tuple[int, Source, str]:
+    cache: CacheSettings, facts: ModelFacts, hardware: Hardware, running: _Running
+) -> tuple[tuple[int, ...], Source, str]:
     """What was asked for, or a share of the free memory, but no more than can be used."""
-    block_bytes = bytes_per_token * block_size
-    asked = settings.cache.kv_cache_memory_bytes
+    demands = [running.demand(group) for group in facts.kv_groups]
+    asked = cache.kv_cache_memory_bytes
     if asked is not None:
-        if asked < block_bytes:
-            raise StartError(
-                f"kv_cache_memory_bytes is {asked}; one block of {block_size} tokens takes"
-                f" {block_bytes}"
-            )
-        return asked // block_bytes, "argument", f"{_size(asked)} asked for"
+        return divide(asked, demands), "argument", f"{_size(asked)} asked for"
     free = hardware.available_bytes - facts.weights_bytes
     share = int(_KV_SHARE * free)
-    wanted = -(-wanted_tokens // block_size) * block_bytes
-    if share < block_bytes:
+    if share <= 0:
         raise StartError(
             f"{_size(hardware.available_bytes)} of memory are free ({hardware.available_from}),"
             f" the weights need {_size(facts.weights_bytes)}: nothing is left for KV"
         )
-    if wanted <= share:
-        sentence = f"running requests × window = {wanted_tokens} tokens, {_size(wanted)}"
-        return wanted // block_bytes, "limit", sentence
-    sentence = (
-        f"{_KV_SHARE:.0%} of {_size(free)}, which {hardware.available_from} leaves beside the"
-        f" weights"
-    )
-    return share // block_bytes, "hardware", sentence
+    useful = useful_bytes(demands)
+    if useful <= share:
+        blocks = tuple(demand.useful_blocks for demand in demands)
+        requests = f"{running.num_seqs} running requests × {running.max_model_len} tokens"
+        return blocks, "limit", f"{requests} take {_size(useful)}, all that can be used"
+    sentence = f"{_KV_SHARE:.0%} of the {_size(free)} that {hardware.available_from} leaves"
+    return divide(share, demands), "hardware", f"{sentence} beside the weights"
 
 
 def _size(num_bytes: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.config.hardware import detect_hardware
-from treadle.config.resolve import ModelFacts, Resolved, resolve
+from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import EngineSettings, RuntimeSettings
 from treadle.engine.loop import Engine, Served
 from treadle.engine.request import Request
@@ -59,8 +59,9 @@ def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
     with phases.phase("allocate KV") as details:
         engine = _assemble(resolved, model, backend)
-        capacity = f"{resolved.kv_capacity_tokens} tokens of KV in blocks of {resolved.block_size}"
-        details.append(f"{capacity}: {resolved.reasons['num_blocks'].sentence}")
+        capacity = max(n * resolved.block_size for n in resolved.num_blocks)
+        details.append(f"KV for {capacity} tokens in blocks of {resolved.block_size}")
+        details.append(resolved.reasons["num_blocks"].sentence)
     return engine
 
 
@@ -68,7 +69,7 @@ def model_facts(card: ModelCard) -> ModelFacts:
     widths = 4 * card.hidden + 3 * card.ffn + (2 * card.heads + 2 * card.kv_heads) * card.head_dim
     return ModelFacts(
         max_positions=card.max_positions,
-        kv_values_per_token=2 * card.layers * card.kv_heads * card.head_dim,
+        kv_groups=(KVGroupFacts(values_per_token=2 * card.layers * card.kv_heads * card.head_dim),),
         weights_bytes=card.weight_bytes,
         activation_bytes_per_token=4 * widths,
     )
@@ -97,14 +98,16 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
         table_blocks=tuple(row_blocks for _ in specs),
     )
     inputs = StepInputs(limits)
-    pools = [backend.kv_pool(spec, resolved.num_blocks) for spec in specs]
+    pools = [
+        backend.kv_pool(spec, count) for spec, count in zip(specs, resolved.num_blocks, strict=True)
+    ]
     program = model.record(backend.recorder(inputs, pools))
     sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.eos_ids)
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = KVCache(
         [
-            build_prefix_cache(resolved.prefix_cache, resolved.num_blocks, spec.block_size)
-            for spec in specs
+            build_prefix_cache(resolved.prefix_cache, count, spec.block_size)
+            for spec, count in zip(specs, resolved.num_blocks, strict=True)
         ]
     )
     fence = Fence()

@@ -89,8 +89,8 @@ class Scheduler(Generic[R]):
             return
         end = work.start + work.num_tokens
         published = self._kv.publish(request.lease, request.tokens, end, decode=work.tokens is None)
-        if published.edits:
-            request.edits += published.edits
+        request.edits += published.edits
+        if published.surplus:
             self._fence.defer(lambda: self._kv.free(published.surplus))
 
     def _advance_running(self, draft: Draft[R]) -> bool:
@@ -109,11 +109,13 @@ class Scheduler(Generic[R]):
         """Get blocks for `num_tokens` tokens, preempting newer requests until there are enough.
 
         With steps in flight, blocks come back only when those settle: then this step does without.
+        So does a request with nobody newer to preempt: steps in flight may end another request, or
+        move its own window on.
         """
         while (edits := self._kv.grow(request.lease, num_tokens)) is None:
-            if self._fence.num_deferred:
-                return False
             victim = self._running[-1]
+            if self._fence.num_deferred or (victim is request and self._fence.in_flight):
+                return False
             self._preempt(victim)
             if victim is request:
                 return False
