@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.tiny import VOCAB_SIZE, tiny_llama
 from treadle import LLM, SamplingParams
-from treadle.errors import InvalidRequest, ModelFileError, PromptTooLong, StartError
+from treadle.errors import EngineError, InvalidRequest, ModelFileError, PromptTooLong, StartError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -101,6 +102,32 @@ def test_an_abandoned_stream_leaves_nothing_running(llm: LLM) -> None:
     assert not llm._engine.has_work
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_interrupt_ends_the_call_and_leaves_the_engine_whole(path: Path, depth: int) -> None:
+    """Ctrl-C at any moment of a call, again and again; the next call is as good as the first."""
+    long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    with LLM(str(path), overlap_depth=depth) as llm:
+        expected = ids(llm, "Once upon a time")
+        for delay_s in (0.0005, 0.002, 0.005, 0.01, 0.02):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(["The weaver set the warp"] * 50, long)
+            assert not llm._engine.has_work
+            assert ids(llm, "Once upon a time") == expected
+
+
+@pytest.fixture(autouse=True)
+def alarm_interrupts() -> Iterator[None]:
+    """A timer's signal arrives like Ctrl-C."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_threads_share_the_engine(llm: LLM) -> None:
     prompts = [f"thread {i}" for i in range(6)]
     alone = [ids(llm, prompt) for prompt in prompts]
@@ -114,6 +141,18 @@ def test_threads_share_the_engine(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [found[prompt] for prompt in prompts] == alone
+
+
+def test_a_closed_engine_says_so(path: Path) -> None:
+    llm = LLM(str(path))
+    stream = llm.generate_stream("cut off", GREEDY)
+    next(stream)
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate(["x"], GREEDY)
+    llm.close()
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:

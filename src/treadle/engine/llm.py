@@ -4,16 +4,17 @@
     outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=8))
 
 The same engine and text side as the server's, without HTTP or a second process: each call steps the
-engine until its own answers are complete.
+engine until its own answers are complete. The engine lives in a thread of its own, so that Ctrl-C
+in a caller interrupts the waiting, never a step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +29,7 @@ from treadle.text.choice import Choice, ChoiceDelta
 from treadle.text.intake import Accepted, check, fan_out
 from treadle.text.load import load_text
 from treadle.text.output import AnswerText
-from treadle.wire.messages import Abort, Delta, Failed, Progress
+from treadle.wire.messages import Abort, Delta, Failed, Generate, Progress
 from treadle.wire.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -62,7 +63,8 @@ class LLM:
         self._text = load_text(path)
         self._ids = itertools.count()
         self._open: dict[str, tuple[Choice, _Call]] = {}
-        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-engine")
 
     def __enter__(self) -> LLM:
         return self
@@ -76,7 +78,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop threads and free the memory; the LLM cannot be used afterwards."""
+        """Stop threads and free the memory; calls fail from then on, also those in progress."""
+        self._closed = True
+        self._thread.shutdown()
         self._engine.close()
 
     def generate(
@@ -196,24 +200,30 @@ class LLM:
         """
         generates = fan_out(requests, f"llm{next(self._ids)}", cache_salt)
         call = _Call(deque(), set())
-        with self._lock:
-            for index, generate in enumerate(generates):
-                choice = Choice(index, AnswerText(self._text.tokenizer, generate.params))
-                self._open[generate.request_id] = choice, call
-                call.open.add(generate.request_id)
-                self._engine.handle(generate)
         try:
+            self._do(lambda: self._send(generates, call))
             while call.open or call.parts:
-                with self._lock:
-                    if not call.parts:
-                        self._step()
+                self._do(lambda: None if call.parts else self._step())
                 if call.error is not None:
                     raise call.error
                 while call.parts:
                     yield call.parts.popleft()
         finally:
-            with self._lock:
-                self._abandon(call)
+            if not self._closed:
+                self._do(lambda: self._abandon(call))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Run in the engine's thread, to its end even if the caller is interrupted."""
+        if self._closed:
+            raise EngineError("this LLM is closed")
+        self._thread.submit(work).result()
+
+    def _send(self, generates: Sequence[Generate], call: _Call) -> None:
+        for index, generate in enumerate(generates):
+            choice = Choice(index, AnswerText(self._text.tokenizer, generate.params))
+            self._open[generate.request_id] = choice, call
+            call.open.add(generate.request_id)
+            self._engine.handle(generate)
 
     def _step(self) -> None:
         for message in self._engine.step():
@@ -243,6 +253,7 @@ class LLM:
         for request_id in call.open:
             del self._open[request_id]
             self._engine.handle(Abort(request_id))
+        call.open.clear()
         while self._engine.has_work and not self._open:
             self._step()
 
