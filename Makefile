@@ -2,10 +2,12 @@
 # check   format, lint, types
 # test    install and run the tests
 # bench   speed on the demo model, beside what the machine allows
-# serve   install treadle alone and serve the demo model (MODEL=file.gguf for another)
+# serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
 PYTHON ?= python3
 MODEL ?= demo
+HOST ?= 127.0.0.1
+PORT ?= 8000
 BIN := .venv/bin
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
@@ -25,7 +27,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
 
 serve: .venv/installed
-	$(BIN)/treadle serve $(MODEL)
+	$(BIN)/treadle serve $(MODEL) --host $(HOST) --port $(PORT)
 
 clean:
 	rm -rf .venv build
@@ -35,9 +37,11 @@ clean:
 
 # Python sources are used in place; the extension module is built again when its sources change.
 .venv/installed: .venv/bin/python $(NATIVE)
+	@echo 'installing treadle: compiling its kernels takes about a minute'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
 .venv/installed-test: .venv/bin/python $(NATIVE)
+	@echo 'installing treadle and what its tests need: a few minutes'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch .venv/installed $@

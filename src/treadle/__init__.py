@@ -23,3 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return SamplingParams
     raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

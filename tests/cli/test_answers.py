@@ -51,7 +51,13 @@ def test_generate_raw_continues_the_prompt(demo_gguf: Path) -> None:
 
 def test_chat_through_pipes(demo_gguf: Path) -> None:
     del demo_gguf
-    done = treadle("chat", *SHORT, stdin=f"{PROMPT}\n/clear\n{PROMPT}\n/exit\nnever asked\n")
+    done = treadle(
+        "chat",
+        *SHORT,
+        "--temperature",
+        "0",
+        stdin=f"{PROMPT}\n/clear\n{PROMPT}\n/exit\nnever asked\n",
+    )
     assert done.returncode == 0
     first, second = done.stdout.splitlines()
     assert first == second
@@ -69,10 +75,19 @@ def test_chat_with_a_server(server: Served) -> None:
     assert done.stdout.count("system\nS\n") == 3
 
 
+def test_chat_drops_the_oldest_exchanges_when_the_window_is_full(demo_gguf: Path) -> None:
+    del demo_gguf
+    turns = "\n".join(f"Say something about the number {n}, in short." for n in range(6))
+    done = treadle("chat", *SHORT, "--max-model-len", "90", stdin=f"{turns}\n/nosuch\n/exit\n")
+    assert done.returncode == 0
+    assert "the oldest exchange was dropped" in done.stderr
+    assert "there is no command /nosuch" in done.stderr
+
+
 def test_chat_reports_a_refusal_and_goes_on(server: Served) -> None:
     long = "word " * 500
     done = treadle("chat", "--url", f"{server.url}/v1/", "--system", "S", stdin=f"{long}\nhi\n")
-    assert done.returncode == 0
+    assert done.returncode == 1, "a turn found no answer"
     assert "KV cache holds 400 tokens" in done.stderr
     assert done.stdout == "system\nS\n"
 

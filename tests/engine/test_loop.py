@@ -27,7 +27,8 @@ def test_bad_requests_fail_alone() -> None:
     assert failure(world, prompt=[]).param == "prompt"
     assert failure(world, prompt=[VOCAB]).param == "prompt"
     assert failure(world, prompt=[-1]).param == "prompt"
-    assert failure(world, params=SamplingParams(top_p=0)).param == "top_p"
+    beyond = SamplingParams(stop_token_ids=[VOCAB])
+    assert failure(world, params=beyond).param == "stop_token_ids"
     too_long = failure(world, prompt=[1] * 64)
     assert (too_long.status, too_long.code) == (400, "context_length_exceeded")
     assert "64" in too_long.message

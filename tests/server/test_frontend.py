@@ -85,7 +85,7 @@ class World:
         self.record = Record()
         self.progress: list[Progress] = []
         self.frontend = Frontend(
-            self.wire, "name", observer=self.record, announce=self.progress.append
+            self.wire, ["name"], observer=self.record, announce=self.progress.append
         )
 
     def ids(self, text: str) -> list[int]:

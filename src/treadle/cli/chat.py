@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator, Iterator
-from typing import Protocol
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Protocol
 
 import click
 
 from treadle.cli.generate import show
-from treadle.errors import RequestError
+from treadle.cli.options import ENGINE_SECTIONS, settings_options
+from treadle.cli.sampling import sampling_options, take_params
+from treadle.errors import PromptTooLong, RequestError
 from treadle.wire.sampling_params import SamplingParams
 
 Message = dict[str, str]
 
 HELP = "/exit ends, /clear forgets the conversation."
+
+TEMPERATURE, TOP_P = 0.7, 0.95
+"""Unless asked otherwise: small models that always take the likeliest token run in circles."""
 
 
 class Answerer(Protocol):
@@ -37,55 +42,83 @@ class Answerer(Protocol):
 @click.option("--url", help="Talk to the OpenAI-compatible server at this address.")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Key for the server at --url.")
 @click.option("--system", help="What the model is told before the conversation.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--max-tokens", type=int, help="Most tokens per answer; by default the window.")
+@sampling_options
+@settings_options(*ENGINE_SECTIONS, without=("model", "served_model_name"))
 def chat(
     model: str | None,
     url: str | None,
     *,
     api_key: str | None,
     system: str | None,
-    temperature: float,
-    max_tokens: int | None,
-) -> None:
+    **given: Any,
+) -> int:
     """Chat with MODEL: a .gguf file, 'demo', or with --url a name that the server knows."""
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    with contextlib.closing(_answerer(model, url, api_key, params)) as answerer:
-        converse(answerer, system)
+    params = take_params(given, temperature=TEMPERATURE, top_p=TOP_P)
+    answerer: Answerer
+    if url is None:
+        answerer = _LocalAnswerer(model or "demo", params, given)
+    else:
+        from treadle.cli.remote import RemoteAnswerer
+
+        answerer = RemoteAnswerer(url, model, api_key=api_key, params=params)
+    with contextlib.closing(answerer):
+        return converse(answerer, system)
 
 
-def converse(answerer: Answerer, system: str | None) -> None:
-    """Read turns until the input ends."""
+def converse(answerer: Answerer, system: str | None) -> int:
+    """Read turns until the input ends; the exit status, 1 if any turn found no answer."""
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     history = list(opening)
+    answered = True
     if sys.stdin.isatty():
         click.echo(f"{answerer.name}. {HELP}", err=True)
     for line in _turns():
-        if line == "/exit":
-            return
-        if line == "/clear":
-            history = list(opening)
-        elif line:
-            _exchange(answerer, history, line)
+        match line:
+            case "":
+                continue
+            case "/exit" | "/quit" | "/bye":
+                break
+            case "/clear":
+                history = list(opening)
+            case "/help":
+                click.echo(HELP, err=True)
+            case _ if line.startswith("/") and line[1:].isalpha():
+                click.echo(f"treadle: there is no command {line}; {HELP}", err=True)
+            case _:
+                answered &= _exchange(answerer, history, line)
+    return 0 if answered else 1
 
 
-def _exchange(answerer: Answerer, history: list[Message], line: str) -> None:
+def _exchange(answerer: Answerer, history: list[Message], line: str) -> bool:
     """One question and its answer; what cannot be answered leaves no trace in the history."""
     history.append({"role": "user", "content": line})
-    pieces = answerer.answer(history)
     try:
-        with contextlib.closing(pieces):
-            text = show(pieces)
+        text = _answer(answerer, history)
     except RequestError as error:
         click.echo(f"treadle: {error.message}", err=True)
         history.pop()
+        return False
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
-        click.echo(err=True)
         history.pop()
-    else:
-        history.append({"role": "assistant", "content": text})
+        return True
+    history.append({"role": "assistant", "content": text})
+    return True
+
+
+def _answer(answerer: Answerer, history: list[Message]) -> str:
+    """The answer; when the window is full, the oldest exchanges make room for it."""
+    while True:
+        try:
+            with contextlib.closing(answerer.answer(history)) as pieces:
+                return show(pieces)
+        except RequestError as error:
+            first = next(i for i, message in enumerate(history) if message["role"] == "user")
+            if error.code != PromptTooLong.code or first == len(history) - 1:
+                raise
+            del history[first : first + 2]
+            click.echo("(the window is full: the oldest exchange was dropped)", err=True)
 
 
 def _turns() -> Iterator[str]:
@@ -100,25 +133,15 @@ def _turns() -> Iterator[str]:
             yield input("> ").strip()
 
 
-def _answerer(
-    model: str | None, url: str | None, api_key: str | None, params: SamplingParams
-) -> Answerer:
-    if url is not None:
-        from treadle.cli.remote import RemoteAnswerer
-
-        return RemoteAnswerer(url, model, api_key=api_key, params=params)
-    return _LocalAnswerer(model or "demo", params)
-
-
 class _LocalAnswerer:
     """An engine in this process."""
 
-    def __init__(self, model: str, params: SamplingParams) -> None:
+    def __init__(self, model: str, params: SamplingParams, settings: Mapping[str, Any]) -> None:
         from treadle.engine.llm import LLM
 
         self.name = model
         self._params = params
-        self._llm = LLM(model)
+        self._llm = LLM(model, **settings)
 
     def answer(self, messages: list[Message]) -> Generator[str, None, None]:
         for piece in self._llm.generate_stream("", self._params, chat=messages):

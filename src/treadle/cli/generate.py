@@ -11,7 +11,8 @@ from typing import Any
 import click
 import msgspec
 
-from treadle.wire.sampling_params import SamplingParams
+from treadle.cli.options import ENGINE_SECTIONS, settings_options
+from treadle.cli.sampling import sampling_options, take_params
 
 
 class _Usage(msgspec.Struct):
@@ -39,21 +40,17 @@ class _Report(msgspec.Struct):
 @click.argument("prompt")
 @click.option("--model", default="demo", show_default=True, help="A .gguf file, or 'demo'.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
-@click.option("--max-tokens", type=int, help="Most tokens to generate; by default the window.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability.")
-@click.option("--top-k", type=int, help="Keep this many of the likeliest tokens.")
-@click.option("--seed", type=int, help="Same seed, same answer.")
-@click.option("--stop", multiple=True, help="End the answer before this text; may be repeated.")
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **sampling: Any) -> None:
+@settings_options(*ENGINE_SECTIONS, without=("model", "served_model_name"))
+def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any) -> None:
     """Answer PROMPT; '-' reads it from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    params = params_of(sampling)
+    params = take_params(given, temperature=0.0)
     began = time.monotonic()
     from treadle.engine.llm import LLM
 
-    with contextlib.closing(LLM(model)) as llm:
+    with contextlib.closing(LLM(model, **given)) as llm:
         loaded = time.monotonic()
         chat = None if raw else [{"role": "user", "content": text}]
         pieces = llm.generate_stream(text, params, chat=chat)
@@ -64,21 +61,16 @@ def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **sampling: A
             show(piece.text for piece in pieces)
 
 
-def params_of(given: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters out of options; those not given keep their default."""
-    fields = {name: value for name, value in given.items() if value is not None}
-    stop = fields.pop("stop", ())
-    return SamplingParams(**{"max_tokens": None, **fields}, stop=list(stop) or None)
-
-
 def show(pieces: Iterable[str]) -> str:
     """Print an answer as it comes, and end its line; the whole text."""
     texts: list[str] = []
-    for piece in pieces:
-        texts.append(piece)
-        click.echo(piece, nl=False)
-    text = "".join(texts)
-    click.echo("", nl=not text.endswith("\n"))
+    try:
+        for piece in pieces:
+            texts.append(piece)
+            click.echo(piece, nl=False)
+    finally:
+        text = "".join(texts)
+        click.echo("", nl=not text.endswith("\n"))
     return text
 
 

@@ -34,6 +34,7 @@ class _Choice(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str
+    code: str | int | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -64,10 +65,9 @@ class RemoteAnswerer:
             "model": self.name,
             "messages": messages,
             "stream": True,
-            "temperature": self._params.temperature,
+            # Only what was asked for: other servers need not know every field.
+            **_given(self._params),
         }
-        if self._params.max_tokens is not None:
-            body["max_tokens"] = self._params.max_tokens
         with self._open("/chat/completions", body) as response:
             yield from _texts(response)
 
@@ -122,7 +122,16 @@ def _texts(response: http.client.HTTPResponse) -> Iterator[str]:
 
 def _refusal(status: int, body: bytes) -> TreadleError:
     try:
-        message = msgspec.json.decode(body, type=_Refusal).error.message
+        refusal = msgspec.json.decode(body, type=_Refusal).error
     except msgspec.DecodeError:
-        message = f"the server answered with status {status}"
-    return RequestError(message) if status < EngineError.status else EngineError(message)
+        refusal = _Error(f"the server answered with status {status}")
+    kind = RequestError if status < EngineError.status else EngineError
+    error = kind(refusal.message)
+    error.code = refusal.code if isinstance(refusal.code, str) else None
+    return error
+
+
+def _given(params: SamplingParams) -> dict[str, Any]:
+    fields = {name: getattr(params, name) for name in params.__struct_fields__}
+    defaults = SamplingParams(max_tokens=None)
+    return {k: v for k, v in fields.items() if v != getattr(defaults, k)}

@@ -8,7 +8,12 @@ from typing import Any
 import click
 
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
-from treadle.config.settings import EngineSettings, ServerSettings, engine_settings
+from treadle.config.settings import (
+    EngineSettings,
+    ModelSettings,
+    ServerSettings,
+    engine_settings,
+)
 
 
 @click.command()
@@ -37,7 +42,7 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
 
         launch = Launch(
             settings=settings,
-            name=settings.model.served_model_name or _name_of(settings.model.model),
+            names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
         )
@@ -46,10 +51,15 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
         engine.terminate()
 
 
-def _name_of(model: str) -> str:
-    """The model's name, known before its file is there."""
+def _names(model: ModelSettings) -> tuple[str, ...]:
+    """What the model answers to, known before its file is there: what it was asked for by, and its
+    file's name without the ending."""
+    if model.served_model_name is not None:
+        return (model.served_model_name,)
     from pathlib import Path
 
     from treadle.models.demo import DEMO
 
-    return Path(DEMO.file_name if model == "demo" else model).stem
+    if model.model == "demo":
+        return model.model, Path(DEMO.file_name).stem
+    return Path(model.model).stem, model.model

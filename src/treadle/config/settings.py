@@ -6,7 +6,7 @@ Field descriptions are the command line's help texts: each field becomes one opt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -29,7 +29,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="A .gguf file, or 'demo' for SmolLM2-135M-Instruct.")
     ] = "demo"
     served_model_name: Annotated[
-        str | None, Meta(description="Name of the model in the API; by default its file's stem.")
+        str | None,
+        Meta(
+            description="Name in the API; by default that of the command line, or the file's stem."
+        ),
     ] = None
     max_model_len: Annotated[
         AtLeastTwo | None, Meta(description="Window in tokens, prompt and answer together.")
@@ -63,7 +66,9 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    backend: Annotated[BackendName | None, Meta(description="Kernels to run on.")] = None
+    backend: Annotated[
+        BackendName | None, Meta(description="Kernels to run on; torch needs PyTorch installed.")
+    ] = None
     isa: Annotated[
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
@@ -105,4 +110,21 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
     try:
         return msgspec.convert(sections, EngineSettings, strict=False)
     except msgspec.ValidationError as error:
-        raise StartError(f"settings: {error}") from None
+        raise StartError(_explain(error, given)) from None
+
+
+def _explain(error: msgspec.ValidationError, given: Mapping[str, object]) -> str:
+    """msgspec's sentence, with the field's plain name and the values it takes."""
+    reason, _, path = str(error).partition(" - at `$.")
+    section, _, name = path.rstrip("`").partition(".")
+    kind = next(f.type for f in msgspec.structs.fields(EngineSettings) if f.name == section)
+    field = next(f for f in msgspec.structs.fields(kind) if f.name == name)
+    allowed = [
+        str(value)
+        for option in get_args(get_args(field.type)[0]) or ()
+        if get_origin(option) is Literal
+        for value in get_args(option)
+    ]
+    if allowed:
+        reason = f"it must be one of {', '.join(allowed)}"
+    return f"{name} is {given[name]!r}: {reason[0].lower()}{reason[1:]}"

@@ -80,8 +80,10 @@ def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
     if resolved.backend == "torch":
         if runtime.isa is not None:
             raise StartError("isa chooses among the native kernels; the backend is torch")
-        from treadle.kernels.torch.backend import TorchBackend
-
+        try:
+            from treadle.kernels.torch.backend import TorchBackend
+        except ModuleNotFoundError:
+            raise StartError("the torch backend needs PyTorch, which is not installed") from None
         return TorchBackend(threads=resolved.threads)
     from treadle.kernels.native.backend import NativeBackend
 

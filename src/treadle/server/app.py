@@ -29,7 +29,9 @@ def create_app(frontend: Frontend, metrics: Metrics) -> Starlette:
         try:
             frontend.window  # noqa: B018 (raises unless requests are served)
         except TreadleError as error:
-            body = {"status": "unavailable", "phase": frontend.phase, "message": error.message}
+            body = {"status": "unavailable", "message": error.message}
+            if frontend.loading:
+                body["phase"] = frontend.phase
             return _json(body, OverloadError.status)
         return _json({"status": "ok"}, 200)
 

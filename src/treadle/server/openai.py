@@ -129,7 +129,7 @@ class OpenAI:
         return text
 
     def _require_served(self, model: str) -> None:
-        if model != self._frontend.name:
+        if model not in self._frontend.names:
             raise ModelNotFound(
                 f"the model '{model}' does not exist; this server has '{self._frontend.name}'",
                 param="model",

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 import uvicorn
 
 from treadle.config.settings import EngineSettings
+from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
 from treadle.server.listen import url_of
@@ -65,7 +66,8 @@ class Launch:
     """What to serve, and where the parts that are not the server's come from."""
 
     settings: EngineSettings
-    name: str
+    names: tuple[str, ...]
+    """What the model is called; the first is its name in answers, the others are understood."""
     locate: Callable[[], Path]
     """Finds the model's file; may download it, so it runs beside the event loop."""
     engine: EngineHandle
@@ -100,9 +102,9 @@ class _Server:
         self._launch = launch
         self._url = url_of(listener)
         self._channel = TextChannel()
-        metrics = Metrics(launch.name)
+        metrics = Metrics(launch.names[0])
         self._frontend = Frontend(
-            self._channel, launch.name, observer=metrics, announce=_say_progress
+            self._channel, launch.names, observer=metrics, announce=_say_progress
         )
         self._http = _Http(_http_config(self._frontend, metrics))
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
@@ -165,13 +167,17 @@ class _Server:
         launch.engine.start(launch.settings, path, self._channel.address)
         self._frontend.set_text(await _in_thread(lambda: load_text(path)))
         ready = await self._frontend.ready()
-        _say(f"window {ready.max_model_len} tokens, KV cache for {ready.kv_capacity_tokens} tokens")
-        _say(f"serving {launch.name} at {self._url}")
+        _say(f"window {ready.max_model_len} tokens")
+        _say(f"serving {launch.names[0]} at {self._url}")
 
     async def _follow_engine(self) -> None:
         status = await self._launch.engine.wait()
         # It may have said why, and to whom; what it sent last is still on its way.
-        await asyncio.sleep(FAREWELL_S)
+        if status == EXIT_NOT_STARTED:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._frontend.ready(), LAST_WORDS_S)  # raises it
+        else:
+            await asyncio.sleep(FAREWELL_S)
         error = EngineError(f"the engine's process ended ({_describe(status)})")
         self._frontend.fail(error)
         raise error

@@ -101,12 +101,13 @@ class Frontend:
     def __init__(
         self,
         channel: Channel,
-        name: str,
+        names: Sequence[str],
         *,
         observer: Observer,
         announce: Callable[[Progress], None],
     ) -> None:
-        self.name = name
+        self.name = names[0]
+        self.names = frozenset(names)
         self.phase = "start"
         self.stats: Stats | None = None
         self._channel = channel
@@ -148,6 +149,11 @@ class Frontend:
     def has_engine(self) -> bool:
         """Whether the engine has begun to listen; while it loads it does not."""
         return self._engine is not None
+
+    @property
+    def loading(self) -> bool:
+        """Whether requests will be served later, and nothing has gone wrong so far."""
+        return not self._settled.is_set()
 
     @property
     def num_open(self) -> int:

@@ -90,6 +90,6 @@ def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingPara
             param="prompt" if num_prompt >= limit else "max_tokens",
         )
     if params.max_tokens is None:
+        # Checks itself anew: min_tokens has something to be compared with now.
         params = msgspec.structs.replace(params, max_tokens=limit - num_prompt)
-        params.check(engine.vocab_size)  # min_tokens has something to be compared with now
     return params

@@ -64,7 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether the choice depends on the tokens that came before."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
-    def check(self, vocab_size: int) -> None:
+    def __post_init__(self) -> None:
         """Raise InvalidRequest, naming field and limit, if any value is out of range."""
         _in_range("n", self.n, 1, 128)
         _in_range("temperature", self.temperature, 0, 100)
@@ -88,11 +88,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
+        for token, bias in (self.logit_bias or {}).items():
+            _in_range(f"logit_bias[{token}]", bias, -100, 100)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise InvalidRequest if a token id is outside the vocabulary."""
         for token in self.stop_token_ids:
             _token_id("stop_token_ids", token, vocab_size)
-        for token, bias in (self.logit_bias or {}).items():
+        for token in self.logit_bias or {}:
             _token_id("logit_bias", token, vocab_size)
-            _in_range(f"logit_bias[{token}]", bias, -100, 100)
 
 
 def _in_range(
