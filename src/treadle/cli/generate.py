@@ -62,15 +62,17 @@ def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any)
 
 
 def show(pieces: Iterable[str]) -> str:
-    """Print an answer as it comes, and end its line; the whole text."""
+    """Print an answer as it comes, and end its line, also when it breaks off; the whole text."""
     texts: list[str] = []
     try:
         for piece in pieces:
             texts.append(piece)
             click.echo(piece, nl=False)
-    finally:
-        text = "".join(texts)
-        click.echo("", nl=not text.endswith("\n"))
+    except BaseException:
+        click.echo("", nl=bool(texts) and not texts[-1].endswith("\n"))
+        raise
+    text = "".join(texts)
+    click.echo("", nl=not text.endswith("\n"))
     return text
 
 
