@@ -32,24 +32,15 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
 
     engine = EngineProcess()
     try:
-        from treadle.models.source import resolve_model
+        from treadle.models.source import model_name, resolve_model
         from treadle.server.serve import Launch, run_server
 
         launch = Launch(
             settings=settings,
-            name=settings.model.served_model_name or _name_of(settings.model.model),
+            name=settings.model.served_model_name or model_name(settings.model.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
         )
         return run_server(listener, launch)
     finally:
         engine.terminate()
-
-
-def _name_of(model: str) -> str:
-    """The model's name, known before its file is there."""
-    from pathlib import Path
-
-    from treadle.models.demo import DEMO
-
-    return Path(DEMO.file_name if model == "demo" else model).stem
