@@ -72,7 +72,7 @@ def test_a_file_without_template_cannot_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"ggml_model": "llama"}, "'tokenizer.ggml.model' is 'llama'"),
+        ({"ggml_model": "bert"}, "'tokenizer.ggml.model' is 'bert'"),
         ({"ggml_pre": "klingon"}, "'tokenizer.ggml.pre' names 'klingon'"),
         ({"ggml_merges": ["a b c"]}, "the vocabulary cannot be used"),
         ({"ggml_eos_token_id": 999}, "'tokenizer.ggml.eos_token_id' is 999"),

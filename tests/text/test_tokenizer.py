@@ -174,8 +174,8 @@ def test_eos_ids_hold_every_way_to_end() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model": None}, "'tokenizer.ggml.model' is ''; only byte-level BPE"),
-        ({"model": "llama"}, "'tokenizer.ggml.model' is 'llama'; only byte-level BPE"),
+        ({"model": None}, "'tokenizer.ggml.model' is ''; supported are byte-level BPE"),
+        ({"model": "bert"}, "'tokenizer.ggml.model' is 'bert'; supported are byte-level BPE"),
         ({"pre": "klingon"}, "'tokenizer.ggml.pre' names 'klingon', which is not supported"),
         ({"pre": 3}, "'tokenizer.ggml.pre' is of type int, expected str"),
         ({"tokens": None}, "'tokenizer.ggml.tokens' holds no strings"),
