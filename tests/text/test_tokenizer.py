@@ -150,6 +150,10 @@ def test_special_tokens_are_spelled_literally() -> None:
         ("smollm", ["1", "2", "3", "4"], ["ab", "o"]),
         ("qwen2", ["1", "2", "3", "4"], ["ab", "o"]),
         ("llama-bpe", ["123", "4"], ["abo"]),
+        ("dbrx", ["123", "4"], ["ab", "o"]),
+        ("tekken", ["1", "2", "3", "4"], ["abo"]),
+        ("gpt-4o", ["123", "4"], ["ab", "o"]),
+        ("deepseek-v3", ["123", "4"], ["ab", "o"]),
     ],
 )
 def test_families_on_digits_and_on_words_without_merges(
