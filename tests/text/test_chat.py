@@ -151,7 +151,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
     [user("1"), assistant("2"), assistant("3")],
     [user("Hi"), assistant(None, tool_calls=[CALL]), user("and?")],
     [user("Hi"), assistant("x", reasoning="because"), user("and?"), assistant("y", thinking="t")],
-    [user("Hi"), assistant("x", reasoning_content="a", reasoning="b")],
+    [user("Hi"), assistant("x", reasoning="b", thinking="a")],
     [user("Hi"), assistant("<think>\nhm\n</think>\n\nx"), user("and?")],
     [user("Hi"), assistant("x", tool_calls=[CALL, CALL]), {"role": "tool", "content": "12 °C"}],
     [user([{"type": "text", "text": "part 1"}, {"type": "text", "text": "part 2"}])],

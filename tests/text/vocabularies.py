@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.text.corpus import lines
 
@@ -67,3 +67,74 @@ def sentencepiece(*, gemma: bool, scores: Sequence[float] | None = None) -> dict
         "tokenizer.ggml.unknown_token_id": 3,
         "tokenizer.ggml.add_space_prefix": not gemma,
     }
+
+
+# Model directories.
+
+ADDED = (
+    tokenizers.AddedToken("<|begin|>", special=True, normalized=False),
+    tokenizers.AddedToken("<|end|>", special=True, normalized=False),
+    tokenizers.AddedToken("<|eot_id|>", special=True, normalized=False),
+    tokenizers.AddedToken("<tool>", normalized=False),
+    tokenizers.AddedToken("<mask>", special=True, lstrip=True, normalized=False),
+    tokenizers.AddedToken("right", rstrip=True, single_word=True),
+)
+"""Beyond the model's own tokens, so that their ids depend on their order."""
+
+ADDED_TEXTS = tuple(token.content for token in ADDED)
+
+
+@functools.cache
+def byte_level_json() -> str:
+    """tokenizer.json of byte-level BPE with a BOS in its post-processor, as Llama 3 has it."""
+    trainee = tokenizers.Tokenizer(models.BPE())
+    trainee.normalizer = normalizers.NFC()
+    trainee.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainee.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1200, show_progress=False, initial_alphabet=alphabet)
+    trainee.train_from_iterator(lines(), trainer)
+    trainee.add_tokens([*ADDED])
+    trainee.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="<|begin|> $A",
+                special_tokens=[("<|begin|>", trainee.token_to_id("<|begin|>"))],
+            ),
+        ]
+    )
+    return trainee.to_str()
+
+
+@functools.cache
+def sentencepiece_json(kind: str) -> str:
+    """tokenizer.json of a SentencePiece vocabulary as the libraries convert it: 'prepend' as Llama
+    2 is published, 'metaspace' as newer conversions have it, 'gemma' without a space in front."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *trained_pieces()]
+    vocab = {text: token for token, text in enumerate(pieces)}
+    merges = [
+        (text[:cut], text[cut:])
+        for text in trained_pieces()
+        for cut in range(1, len(text))
+        if text[:cut] in vocab and text[cut:] in vocab
+    ]
+    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if kind == "metaspace":
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        spaces = normalizers.Replace(" ", "▁")
+        prepend = [normalizers.Prepend("▁")] if kind == "prepend" else []
+        made.normalizer = normalizers.Sequence([*prepend, spaces])
+    if kind != "gemma":
+        steps.append(decoders.Strip(" ", 1, 0))
+    made.decoder = decoders.Sequence(steps)
+    made.add_tokens([*ADDED])
+    begin, end = (made.token_to_id(text) for text in ("<|begin|>", "<|end|>"))
+    made.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A" if kind != "gemma" else "<|begin|> $A <|end|>",
+        special_tokens=[("<|begin|>", begin), ("<|end|>", end)],
+    )
+    return made.to_str()

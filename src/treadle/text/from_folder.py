@@ -113,7 +113,8 @@ def _steps(decoder: object) -> Iterator[dict[str, Any]]:
 def _mark_special(
     encoder: tokenizers.Tokenizer, path: Path, names: dict[str, str]
 ) -> frozenset[int]:
-    """Make the tokens that any file calls special so; returns all special ids.
+    """Make tokens of the model special that only the configuration calls so; returns all special
+    ids. What tokenizer.json says of a token counts first.
 
     Texts that are no token yet stay that way: a new token would have no row in the embedding.
     """
@@ -122,8 +123,7 @@ def _mark_special(
     for name in _LISTED:
         listed = config.get(name)
         more += listed if isinstance(listed, list) else []
-    added = encoder.get_added_tokens_decoder()
-    known = {token.content for token in added.values() if token.special}
+    known = {token.content for token in encoder.get_added_tokens_decoder().values()}
     texts = dict.fromkeys(text for value in more if (text := _text_of(value)))
     encoder.add_special_tokens(
         [
@@ -151,6 +151,8 @@ def _tokens(encoder: tokenizers.Tokenizer) -> list[str]:
     tokens = [""] * (max(vocab.values(), default=-1) + 1)
     for text, token in vocab.items():
         tokens[token] = text
+    for token in encoder.get_added_tokens_decoder():
+        tokens[token] = encoder.id_to_token(token) or ""  # as the normalizer spells it
     return tokens
 
 
@@ -167,10 +169,11 @@ def _eos_ids(
 ) -> frozenset[int]:
     """All that any file names as an end, and the known ends of a turn."""
     config = read_optional_json_object(path / CONFIG)
+    inner = config.get("text_config")
     found: set[int] = set()
     for fields in (
         config,
-        config.get("text_config") or {},
+        inner if isinstance(inner, dict) else {},
         read_optional_json_object(path / GENERATION_CONFIG),
     ):
         value = fields.get("eos_token_id")

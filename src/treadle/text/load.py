@@ -24,6 +24,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 """Names under `general.sampling` that differ."""
 
+_LARGEST = 2**53
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelText:
@@ -94,8 +96,8 @@ def _folder_template(path: Path) -> str | None:
         raise ModelFileError(f"{path / _TEMPLATE_FILE}: cannot be read: {error}") from None
     source = read_optional_json_object(path / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if type(item) is dict}
-        source = named.get("default")
+        named = (item for item in source if isinstance(item, dict))
+        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if source is not None and not isinstance(source, str):
         raise ModelFileError(f"{path / TOKENIZER_CONFIG}: 'chat_template' is not text")
     return source
@@ -117,7 +119,8 @@ def _sampling(suggested: Mapping[str, Any]) -> dict[str, float]:
         if value is None:
             continue
         whole = name == "top_k"
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        fits = isinstance(value, int if whole else int | float) and abs(value) < _LARGEST
+        if isinstance(value, bool) or not fits:
             raise ModelFileError(f"'{name}' is {value!r}, not a {'whole ' * whole}number")
         # GGUF holds single precision; what was meant is the shortest number that gives it.
         found[name] = value if whole else float(f"{value:.7g}")

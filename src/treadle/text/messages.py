@@ -69,8 +69,8 @@ def cut_at_mark(prompt: str, text: str) -> str:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Reasoning goes by several names; templates read the first, and one family the last."""
-    for name in ("reasoning_content", "reasoning", "thinking"):
+    """Reasoning goes by several names; templates read the first, and one family the second."""
+    for name in ("reasoning_content", "thinking", "reasoning"):
         if name in message:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
     return message
