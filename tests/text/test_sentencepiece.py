@@ -190,7 +190,7 @@ def test_the_cache_of_words_is_bounded_and_changes_nothing(
     small = Tokenizer.from_gguf(metadata)
     for line in lines()[:60]:
         assert small.encode(line) == Tokenizer.from_gguf(metadata).encode(line)
-    cache = small._parts.encoder._cache  # type: ignore[attr-defined]
+    cache = small._vocabulary.encoder._cache  # type: ignore[attr-defined]
     assert 0 < len(cache) <= 5
 
 

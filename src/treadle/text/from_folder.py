@@ -20,7 +20,7 @@ from treadle.models.safetensors import (
     read_optional_json_object,
 )
 from treadle.text.encoders import LibraryEncoder
-from treadle.text.vocabulary import TURN_ENDS, Parts, spell_byte_level, spell_sentencepiece
+from treadle.text.vocabulary import TURN_ENDS, Vocabulary, spell_byte_level, spell_sentencepiece
 
 _TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -30,7 +30,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
-def read_folder(path: Path) -> Parts:
+def read_folder(path: Path) -> Vocabulary:
     """Raises ModelFileError naming the file at fault."""
     encoder = _load(path / _TOKENIZER)
     spell, strips = _spelling(path / _TOKENIZER, encoder)
@@ -41,7 +41,7 @@ def read_folder(path: Path) -> Parts:
     literal: frozenset[int] = frozenset()
     if spell is spell_byte_level:
         literal = frozenset(encoder.get_added_tokens_decoder())
-    return Parts(
+    return Vocabulary(
         tokens=tokens,
         spell=spell,
         literal=literal,

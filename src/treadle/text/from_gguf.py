@@ -21,7 +21,7 @@ from treadle.text.vocabulary import (
     BYTE_TOKEN,
     SPACE,
     TURN_ENDS,
-    Parts,
+    Vocabulary,
     spell_byte_level,
     spell_sentencepiece,
 )
@@ -35,7 +35,7 @@ _BYTE = 6
 _PREFIX = "tokenizer.ggml."
 
 
-def read_gguf(metadata: Mapping[str, Any]) -> Parts:
+def read_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """Raises ModelFileError naming the key at fault."""
     fields = _Fields(metadata)
     model = fields.get("model", str, "")
@@ -99,7 +99,7 @@ class _Fields:
         return {self.tokens[token]: token for token in found if self.tokens[token]}
 
     def ends(self, control: Mapping[str, int], *, add_bos: bool) -> dict[str, Any]:
-        """What goes around a prompt, and what ends an answer: fields of Parts."""
+        """What goes around a prompt, and what ends an answer: fields of Vocabulary."""
         bos, eos = self.token_id("bos"), self.token_id("eos")
         add_bos = self.get("add_bos_token", bool, add_bos) and bos is not None
         add_eos = self.get("add_eos_token", bool, False) and eos is not None
@@ -113,10 +113,10 @@ class _Fields:
         }
 
 
-def _byte_level(fields: _Fields) -> Parts:
+def _byte_level(fields: _Fields) -> Vocabulary:
     family = pre_tokenizer(fields.get("pre", str, "default"))
     control, user_defined = fields.of_kind(_CONTROL), fields.of_kind(_USER_DEFINED)
-    return Parts(
+    return Vocabulary(
         tokens=fields.tokens,
         spell=spell_byte_level,
         literal=frozenset((*control.values(), *user_defined.values())),
@@ -164,7 +164,7 @@ def _library_encoder(
         raise ModelFileError(f"the vocabulary cannot be used: {error}") from None
 
 
-def _sentencepiece(fields: _Fields, architecture: str) -> Parts:
+def _sentencepiece(fields: _Fields, architecture: str) -> Vocabulary:
     if not fields.kinds:
         raise ModelFileError(f"metadata key '{_PREFIX}token_type' is missing")
     control = fields.of_kind(_CONTROL) | fields.of_kind(_UNKNOWN)
@@ -182,7 +182,7 @@ def _sentencepiece(fields: _Fields, architecture: str) -> Parts:
         byte_ids=_byte_ids(fields),
         unknown_id=fields.token_id("unknown"),
     )
-    return Parts(
+    return Vocabulary(
         tokens=fields.tokens,
         spell=spell_sentencepiece,
         literal=frozenset(),

@@ -19,7 +19,8 @@ _MAX_CACHED_CHARS = 48
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The tokens that text is cut into."""
+    """The tokens that text is cut into, by SentencePiece's name for them. A piece that has an id
+    has a key."""
 
     ids: Mapping[str, int]
     """Ordinary pieces; a space is spelled ▁."""

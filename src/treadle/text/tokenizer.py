@@ -13,18 +13,18 @@ from typing import Any
 from treadle.errors import InvalidRequest
 from treadle.text.from_folder import read_folder
 from treadle.text.from_gguf import read_gguf
-from treadle.text.vocabulary import Parts
+from treadle.text.vocabulary import Vocabulary
 
 
 class Tokenizer:
     """One vocabulary. Immutable after construction as far as callers see; any thread may use it."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._bytes: list[bytes | None] = [None] * len(parts.tokens)
-        self.bos_id = parts.bos_id
-        self.eos_ids = parts.eos_ids
-        self.add_bos = parts.bos_id is not None and parts.bos_id in parts.before
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: list[bytes | None] = [None] * len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+        self.add_bos = vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.before
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -38,7 +38,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        return len(self._parts.tokens)
+        return len(self._vocabulary.tokens)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -50,22 +50,22 @@ class Tokenizer:
         without it, it is text like any other.
         """
         try:
-            ids = self._parts.encoder.encode(text, parse_special=parse_special)
+            ids = self._vocabulary.encoder.encode(text, parse_special=parse_special)
         except (TypeError, UnicodeEncodeError):  # a str that has no UTF-8
             raise InvalidRequest("the text holds a lone surrogate, half of a character") from None
         if not add_special:
             return ids
-        before = self._parts.before
+        before = self._vocabulary.before
         if before and ids[: len(before)] == [*before]:
             before = ()
-        return [*before, *ids, *self._parts.after]
+        return [*before, *ids, *self._vocabulary.after]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The ids as a text of its own, without the space that encoding puts in front of one;
         bytes that are not UTF-8 become U+FFFD."""
         kept = (token for token in ids if not (skip_special and self.is_special(token)))
         text = b"".join(map(self.token_bytes, kept)).decode(errors="replace")
-        return text.removeprefix(" ") if self._parts.prefix_space else text
+        return text.removeprefix(" ") if self._vocabulary.prefix_space else text
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for ids that the vocabulary does not have, which a
@@ -78,8 +78,8 @@ class Tokenizer:
         return value
 
     def _spell(self, token: int) -> bytes:
-        text = self._parts.tokens[token]
-        return text.encode() if token in self._parts.literal else self._parts.spell(text)
+        text = self._vocabulary.tokens[token]
+        return text.encode() if token in self._vocabulary.literal else self._vocabulary.spell(text)
 
     def token_text(self, token: int) -> str:
         """The token's text on its own; U+FFFD where it holds part of a character."""
@@ -87,4 +87,4 @@ class Tokenizer:
 
     def is_special(self, token: int) -> bool:
         """Whether it is a control token, which is not part of an answer's text."""
-        return token in self._parts.special
+        return token in self._vocabulary.special

@@ -1,6 +1,7 @@
 """What a source says about a vocabulary, and how its tokens spell bytes.
 
-A source is a GGUF file or a directory; each has a module that reads it into Parts. Never encodes.
+A source is a GGUF file or a directory; each has a module that reads it into a Vocabulary. Never
+encodes by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """A tokenizer taken apart."""
+class Vocabulary:
+    """All that tells one tokenizer from another. Ids in it are those of `tokens`."""
 
     tokens: Sequence[str]
     """By id; an id that no token has is empty."""
