@@ -33,9 +33,9 @@ def sample_tensors() -> dict[str, torch.Tensor]:
         "vector": values[0].clone(),
         "cube": values.reshape(5, 2, 3).clone(),
         "scalar": values[0, 0].clone(),
-        "no rows": torch.empty(0, 7),
         "ids": torch.arange(4),
         "bytes": torch.arange(5, dtype=torch.uint8),
+        "no rows": torch.empty(0, 7),
     }
 
 
@@ -123,8 +123,10 @@ def test_dropped_and_closed(tmp_path: Path) -> None:
     folder = SafetensorsFolder.open(write_sharded(tmp_path))
     view = folder.tensors["single"].data
     before = view.tobytes()
-    folder.drop("single")
+    for name in ("single", "no rows"):
+        folder.drop(name)
     assert view.tobytes() == before
+    assert folder.tensors["no rows"].data.size == 0
     folder.close()
     assert view.tobytes() == before
     with pytest.raises(ValueError, match="is closed"):

@@ -74,6 +74,8 @@ class MappedTensors(Mapping[str, RawTensor]):
     def drop(self, name: str) -> None:
         """Take the tensor's pages out of this process's memory; the next read brings them back."""
         extent = self._extent(name)
+        if not extent.num_bytes:  # and perhaps at the very end of the file
+            return
         # Outward to whole pages: a neighbour's share of an edge page is simply read again.
         lead = extent.start % mmap.PAGESIZE
         self._mapping.madvise(mmap.MADV_DONTNEED, extent.start - lead, extent.num_bytes + lead)
