@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -13,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from treadle.cli.pull import pull
-from treadle.errors import ModelFileError, StartError
+from treadle.errors import StartError
 from treadle.models import demo
-from treadle.models.demo import PackagedModel, cache_folder, cached
+from treadle.models.demo import PackagedModel, WheelFile, cache_folder, cached
 from treadle.models.source import resolve_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
@@ -23,20 +24,25 @@ CONTENT = b"GGUF" + bytes(range(256)) * 5000
 
 def small_model(sha256: str | None = None) -> PackagedModel:
     return PackagedModel(
-        package="tiny-model",
-        version="1.0",
-        member="tiny_model/tiny.gguf",
+        name="tiny",
+        file_name="tiny.gguf",
+        parts=(WheelFile("tiny-model", "1.0", "tiny_model/tiny.gguf"),),
         num_bytes=len(CONTENT),
         sha256=sha256 or hashlib.sha256(CONTENT).hexdigest(),
     )
 
 
-def write_wheel(folder: Path, member: str = "tiny_model/tiny.gguf") -> None:
-    info = "tiny_model-1.0.dist-info"
-    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(member, CONTENT)
+def write_wheel(
+    folder: Path,
+    member: str = "tiny_model/tiny.gguf",
+    package: str = "tiny_model",
+    content: bytes = CONTENT,
+) -> None:
+    info = f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{package}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
         wheel.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
         )
         wheel.writestr(
             f"{info}/WHEEL",
@@ -101,6 +107,44 @@ def test_a_wrong_hash_leaves_nothing_behind(index: Path, tmp_path: Path) -> None
     assert list(folder.iterdir()) == []
 
 
+def in_parts(num_parts: int) -> tuple[PackagedModel, list[bytes]]:
+    size = -(-len(CONTENT) // num_parts)
+    pieces = [CONTENT[at : at + size] for at in range(0, len(CONTENT), size)]
+    parts = tuple(
+        WheelFile(f"tiny-part{n}", "1.0", f"tiny_part{n}/tiny.part") for n in range(num_parts)
+    )
+    return dataclasses.replace(small_model(), parts=parts), pieces
+
+
+def test_parts_are_put_together_in_order(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, pieces = in_parts(3)
+    for n in (2, 0, 1):
+        write_wheel(index, f"tiny_part{n}/tiny.part", f"tiny_part{n}", pieces[n])
+    path = cached(model, tmp_path / "cache", progress=True)
+    assert path.read_bytes() == CONTENT
+    assert "unpack tiny.gguf" in capsys.readouterr().err
+
+
+def test_a_missing_part_leaves_nothing_behind(index: Path, tmp_path: Path) -> None:
+    model, pieces = in_parts(3)
+    for n in (0, 1):
+        write_wheel(index, f"tiny_part{n}/tiny.part", f"tiny_part{n}", pieces[n])
+    with pytest.raises(StartError, match=r"cannot download the model 'tiny' \(tiny-part2==1\.0\)"):
+        cached(model, tmp_path / "cache", progress=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_known_models_are_told_apart() -> None:
+    models = demo.KNOWN_MODELS.values()
+    assert [model.name for model in models] == list(demo.KNOWN_MODELS)
+    assert len({model.file_name for model in models}) == len(models)
+    for model in models:
+        assert len(model.sha256) == 64
+        assert len({part.requirement for part in model.parts}) == len(model.parts)
+
+
 def test_a_wheel_without_the_file(index: Path, tmp_path: Path) -> None:
     write_wheel(index, member="tiny_model/other.gguf")
     with pytest.raises(StartError, match=r"does not hold tiny_model/tiny\.gguf"):
@@ -131,7 +175,7 @@ def test_two_processes_at_once(index: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     script = (
         "import sys; from pathlib import Path; from treadle.models.demo import *;"
-        f"model = PackagedModel(**{small_model().__dict__!r});"
+        f"model = {small_model()!r};"
         "print(cached(model, Path(sys.argv[1]), progress=False))"
     )
     both = [
@@ -170,28 +214,25 @@ def test_the_demo_file_is_the_published_one(demo_gguf: Path) -> None:
     assert resolve_model("demo") == demo_gguf
 
 
-def test_a_gguf_path(tmp_path: Path) -> None:
-    path = tmp_path / "some.gguf"
-    path.write_bytes(CONTENT)
-    assert resolve_model(str(path)) == path
+def test_the_gemma_file_is_the_published_one() -> None:
+    path = cache_folder() / demo.GEMMA.file_name
+    if not path.is_file():
+        pytest.skip("needs `treadle pull gemma`")
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == demo.GEMMA.sha256
+    assert resolve_model("gemma") == path
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("folder", "is a directory"),
-        ("missing.gguf", "no such file"),
-        ("model.safetensors", "not a GGUF file"),
-        ("empty.gguf", "not a GGUF file"),
-        ("nul\0.gguf", "cannot be read"),
-    ],
-)
-def test_names_that_are_no_model(tmp_path: Path, name: str, problem: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    (tmp_path / "empty.gguf").write_bytes(b"")
-    with pytest.raises(ModelFileError, match=problem):
-        resolve_model(str(tmp_path / name))
+def test_pull_fetches_a_known_model(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(index)
+    monkeypatch.setitem(demo.KNOWN_MODELS, "tiny", small_model())
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    result = CliRunner().invoke(pull, ["--no-progress", "tiny"])
+    path = tmp_path / "cache" / "models" / "tiny.gguf"
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    assert path.read_bytes() == CONTENT
 
 
 def test_pull_prints_the_path_alone(tmp_path: Path) -> None:

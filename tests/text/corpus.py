@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 PROSE = """
 The quick brown fox jumps over the lazy dog.
 It's what we'd call "don't-care" bits; they'll, I'm, you've, we're, SHE'S, IT'LL.
@@ -184,3 +187,84 @@ def lines() -> list[str]:
         for separator in (" ", "\n", "\n\n", "  ", "7", "")
     ]
     return [*plain, *joined, *(f" {line} " for line in plain), *SPACES, *CONTROL, *blocks]
+
+
+SCRIPTS = [
+    (0x0021, 0x007E),  # ASCII
+    (0x00A1, 0x017F),  # Latin with marks
+    (0x0300, 0x036F),  # combining marks
+    (0x0370, 0x03FF),  # Greek
+    (0x0400, 0x04FF),  # Cyrillic
+    (0x0531, 0x058A),  # Armenian
+    (0x0591, 0x05F4),  # Hebrew
+    (0x0600, 0x06FF),  # Arabic
+    (0x0900, 0x097F),  # Devanagari
+    (0x0980, 0x09FE),  # Bengali
+    (0x0B82, 0x0BFA),  # Tamil
+    (0x0E01, 0x0E5B),  # Thai
+    (0x1000, 0x109F),  # Burmese
+    (0x10A0, 0x10FF),  # Georgian
+    (0x1100, 0x11FF),  # Jamo
+    (0x1200, 0x137C),  # Ethiopic
+    (0x1780, 0x17F9),  # Khmer
+    (0x1E00, 0x1EFF),  # Vietnamese
+    (0x2000, 0x206F),  # spaces, joiners, directions
+    (0x20A0, 0x214F),  # currency, letterlike
+    (0x2190, 0x23FF),  # arrows, mathematics
+    (0x2500, 0x27BF),  # boxes, dingbats
+    (0x3000, 0x30FF),  # kana
+    (0x3400, 0x9FFF),  # Han
+    (0xAC00, 0xD7A3),  # Hangul
+    (0xE000, 0xF8FF),  # private use
+    (0xFF01, 0xFFEE),  # wide forms
+    (0x10300, 0x1034A),  # Gothic, Old Italic
+    (0x12000, 0x12399),  # cuneiform
+    (0x1D400, 0x1D7FF),  # mathematical letters
+    (0x1F300, 0x1FAFF),  # emoji
+    (0x20000, 0x2A6DF),  # rare Han
+]
+ODD_SPACES = (
+    " ",
+    "  ",
+    "   ",
+    "\t",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\v",
+    " \n ",
+)
+
+
+def generated(count: int, special: Sequence[str] = (), seed: int = 1) -> list[str]:
+    """Lines made of words of the corpus, runs of characters of any script, joined emoji, odd white
+    space, control characters and the given special tokens, in every neighbourhood."""
+    rng = random.Random(seed)
+    words = [word for block in (PROSE, CODE, DIGITS, EMOJI, SPECIAL) for word in block.split()]
+
+    def run() -> str:
+        low, high = rng.choice(SCRIPTS)
+        return "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 6)))
+
+    def emoji() -> str:
+        faces = (chr(rng.randint(0x1F600, 0x1F64F)) for _ in range(rng.randint(1, 4)))
+        return rng.choice(("\u200d", "\ufe0f", "")).join(faces)
+
+    kinds = [lambda: rng.choice(words)] * 6 + [run, run, emoji]
+    kinds += [lambda: str(rng.randint(0, 10 ** rng.randint(1, 9)))]
+    kinds += [lambda: chr(rng.randint(0, 0x9F))]
+    kinds += [lambda: rng.choice(ODD_SPACES) * rng.randint(1, 5)]
+    if special:
+        kinds += [lambda: rng.choice(special)]
+
+    def line() -> str:
+        parts = []
+        for _ in range(rng.randint(1, 9)):
+            parts.append(rng.choice(kinds)())
+            parts.append(rng.choice((" ", " ", " ", "", "", rng.choice(ODD_SPACES))))
+        return "".join(parts)
+
+    return [line() for _ in range(count)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.text.templates import FAMILIES, READING_PARTS
 from treadle.errors import InvalidRequest
 from treadle.text import sandbox
 from treadle.text.chat import ChatTemplate
@@ -149,6 +150,9 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
     [assistant("first")],
     [user("1"), assistant("2"), assistant("3")],
     [user("Hi"), assistant(None, tool_calls=[CALL]), user("and?")],
+    [user("Hi"), assistant("x", reasoning="because"), user("and?"), assistant("y", thinking="t")],
+    [user("Hi"), assistant("x", reasoning="b", thinking="a")],
+    [user("Hi"), assistant("<think>\nhm\n</think>\n\nx"), user("and?")],
     [user("Hi"), assistant("x", tool_calls=[CALL, CALL]), {"role": "tool", "content": "12 °C"}],
     [user([{"type": "text", "text": "part 1"}, {"type": "text", "text": "part 2"}])],
     [user("x" * 5000), assistant("y" * 5000), user("z")],
@@ -171,19 +175,33 @@ def theirs(source: str, messages: list[dict[str, Any]], **variables: Any) -> tup
     return rendered[0], None
 
 
-@pytest.mark.parametrize("name", ["demo", "tools", "alternating", "macros"])
+OWN = {"tools": CHATML_WITH_TOOLS, "alternating": ALTERNATING, "macros": MACROS}
+
+
+def source_of(name: str, model_text: ModelText) -> str:
+    if name == "demo":
+        return model_text.require_template().source
+    return {**OWN, **FAMILIES}[name]
+
+
+def as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a template that reads no parts gets."""
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+@pytest.mark.parametrize("name", ["demo", *OWN, *FAMILIES])
 def test_against_transformers(name: str, model_text: ModelText) -> None:
-    demo = model_text.template
-    assert demo is not None
-    source = {
-        "demo": demo.source,
-        "tools": CHATML_WITH_TOOLS,
-        "alternating": ALTERNATING,
-        "macros": MACROS,
-    }[name]
+    source = source_of(name, model_text)
     ours = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
     num_rendered = 0
-    for messages in CONVERSATIONS:
+    for conversation in CONVERSATIONS:
+        reads_parts = name in ("tools", *READING_PARTS)
+        messages = conversation if reads_parts else as_text(conversation)
         for variables in (
             {"add_generation_prompt": True},
             {"add_generation_prompt": False, "tools": TOOLS},
@@ -192,13 +210,127 @@ def test_against_transformers(name: str, model_text: ModelText) -> None:
             expected, reason = theirs(source, messages, **variables)
             if reason is None:
                 num_rendered += 1
-                assert ours.render(messages, **variables) == expected
+                assert ours.render(conversation, **variables) == expected
             else:
                 with pytest.raises(InvalidRequest) as refused:
-                    ours.render(messages, **variables)
+                    ours.render(conversation, **variables)
                 assert reason in refused.value.message
                 assert refused.value.param == "messages"
-    assert num_rendered >= 40
+    assert num_rendered >= 30
+
+
+CONTINUED: list[list[dict[str, Any]]] = [
+    [user("Hi"), assistant("The answer")],
+    [user("Hi"), assistant("The answer ")],
+    [user("Hi"), assistant(" The\nanswer is \n\n")],
+    [system("S"), user("1"), assistant("2"), user("3"), assistant("4 <|im_end|> 4")],
+    [user("Hi"), assistant([{"type": "text", "text": "part 1"}, {"type": "text", "text": "par"}])],
+    [user("Only a question")],
+    [user("Hi"), assistant("x", tool_calls=[CALL])],
+]
+
+
+@pytest.mark.parametrize("name", ["demo", *OWN, *FAMILIES])
+def test_continued_messages_against_transformers(name: str, model_text: ModelText) -> None:
+    source = source_of(name, model_text)
+    ours = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    num_rendered = 0
+    for conversation in CONTINUED:
+        reads_parts = name in ("tools", *READING_PARTS)
+        messages = conversation if reads_parts else as_text(conversation)
+        expected, reason = theirs(
+            source, messages, continue_final_message=True, add_generation_prompt=False
+        )
+        if reason is not None:
+            with pytest.raises(InvalidRequest):
+                ours.render(conversation, continue_final_message=True)
+            continue
+        num_rendered += 1
+        assert ours.render(conversation, continue_final_message=True) == expected
+    assert num_rendered >= 4
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "the last message has no text to continue"),
+        ([user("Hi"), assistant("")], "the last message has no text to continue"),
+        ([user("Hi"), assistant(None)], "the last message has no text to continue"),
+        ([user("Hi"), assistant([])], "the last message has no text to continue"),
+        ([user("Hi"), {"role": "robot", "content": "x"}], "leaves out part of the last message"),
+    ],
+)
+def test_messages_that_cannot_be_continued(messages: list[dict[str, Any]], problem: str) -> None:
+    template = ChatTemplate(FAMILIES["phi3"], bos_token=BOS, eos_token=EOS)
+    with pytest.raises(InvalidRequest, match=problem):
+        template.render(messages, continue_final_message=True)
+
+
+def test_an_answer_is_opened_or_continued_not_both() -> None:
+    template = ChatTemplate(FAMILIES["phi3"], bos_token=BOS, eos_token=EOS)
+    messages = [user("Hi"), assistant("Well")]
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        template.render(messages, add_generation_prompt=True, continue_final_message=True)
+    opened = template.render(messages)
+    assert opened.endswith("<|assistant|>\n")
+    assert template.render(messages, add_generation_prompt=False).endswith(f"<|end|>\n{EOS}")
+    assert template.render(messages, continue_final_message=True).endswith("<|assistant|>\nWell")
+
+
+@pytest.mark.parametrize("name", ["demo", *OWN, *FAMILIES])
+def test_text_in_parts(name: str, model_text: ModelText) -> None:
+    template = ChatTemplate(source_of(name, model_text), bos_token=BOS, eos_token=EOS)
+    whole = template.render([user("hello world")])
+    assert template.render([user([{"type": "text", "text": "hello world"}])]) == whole
+    two = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
+    rendered = template.render([user(two)])
+    assert "hello" in rendered
+    assert "world" in rendered
+    assert "{'type'" not in rendered
+    if name not in ("tools", *READING_PARTS):
+        assert rendered == template.render([user("hello\nworld")])
+
+
+@pytest.mark.parametrize(
+    ("part", "where", "problem"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "type", "'image_url'; only text"),
+        ({"type": "foo", "text": "x"}, "type", "'foo'; only text"),
+        ("text", "type", "'text'; only text"),
+        ({"type": "text"}, "text", "is missing"),
+        ({"type": "text", "text": 5}, "text", "is missing"),
+    ],
+)
+def test_parts_that_are_no_text_are_named(part: Any, where: str, problem: str) -> None:
+    template = ChatTemplate(FAMILIES["gemma3"], bos_token=BOS, eos_token=EOS)
+    content = [{"type": "text", "text": "a"}, part]
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        template.render([system("S"), user(content)])
+    assert refused.value.param == f"messages[1].content[1].{where}"
+
+
+ODD: list[list[dict[str, Any]]] = [
+    [],
+    [assistant("a")],
+    [system("s")],
+    [{"role": "tool", "content": "7"}],
+    [{"role": "developer", "content": "d"}],
+    [{"role": "foo", "content": "x"}],
+    [{"role": "user", "content": 5}],
+    [{"content": "no role"}],
+    [{}],
+]
+
+
+@pytest.mark.parametrize("name", ["demo", *OWN, *FAMILIES])
+def test_odd_conversations_render_or_are_refused(name: str, model_text: ModelText) -> None:
+    template = ChatTemplate(source_of(name, model_text), bos_token=BOS, eos_token=EOS)
+    for messages in ODD:
+        for continued in (False, True):
+            try:
+                assert isinstance(template.render(messages, continue_final_message=continued), str)
+            except InvalidRequest as error:
+                assert error.message  # noqa: PT017 - either outcome is right
 
 
 def test_the_demo_prompt_is_read_as_control_tokens(model_text: ModelText) -> None:

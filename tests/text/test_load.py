@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,47 @@ def test_a_small_file(tmp_path: Path) -> None:
     assert text.tokenizer.encode(prompt) == [257, 256, ord("c") - 33, 258]
 
 
+def sampling_of(path: Path, **values: float | str) -> Mapping[str, float]:
+    """What a file with these `general.sampling` keys suggests."""
+    writer = gguf.GGUFWriter(path, "llama")
+    letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    letters += [chr(256 + index) for index in range(68)]
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "gpt-2")
+    writer.add_array("tokenizer.ggml.tokens", [*letters, "ab"])
+    writer.add_array("tokenizer.ggml.merges", ["a b"])
+    for name, value in values.items():
+        key = f"general.sampling.{name}"
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_int32(key, value)
+        else:
+            writer.add_float32(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return load_text(path).sampling_defaults
+
+
+def test_suggested_sampling(tmp_path: Path, model_text: ModelText) -> None:
+    assert model_text.sampling_defaults == {}
+    path = tmp_path / "m.gguf"
+    assert sampling_of(path, temp=0.6, top_k=20, top_p=0.95, min_p=0.05, penalty_repeat=1.1) == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    }
+    assert sampling_of(path, mirostat=2, temp=0.0) == {"temperature": 0.0}
+    with pytest.raises(ModelFileError, match=r"m\.gguf: the suggested top_p is 1\.5"):
+        sampling_of(path, top_p=1.5)
+    with pytest.raises(ModelFileError, match=r"m\.gguf: 'top_k' is 'many', not a whole number"):
+        sampling_of(path, top_k="many")
+
+
 def test_special_texts_a_file_does_not_name_are_empty(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", ggml_bos_token_id=None, ggml_eos_token_id=None)
     assert load_text(path).require_template().render([{"content": "abc"}]) == "abc"
@@ -72,7 +114,7 @@ def test_a_file_without_template_cannot_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"ggml_model": "llama"}, "'tokenizer.ggml.model' is 'llama'"),
+        ({"ggml_model": "bert"}, "'tokenizer.ggml.model' is 'bert'"),
         ({"ggml_pre": "klingon"}, "'tokenizer.ggml.pre' names 'klingon'"),
         ({"ggml_merges": ["a b c"]}, "the vocabulary cannot be used"),
         ({"ggml_eos_token_id": 999}, "'tokenizer.ggml.eos_token_id' is 999"),

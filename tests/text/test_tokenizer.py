@@ -150,6 +150,10 @@ def test_special_tokens_are_spelled_literally() -> None:
         ("smollm", ["1", "2", "3", "4"], ["ab", "o"]),
         ("qwen2", ["1", "2", "3", "4"], ["ab", "o"]),
         ("llama-bpe", ["123", "4"], ["abo"]),
+        ("dbrx", ["123", "4"], ["ab", "o"]),
+        ("tekken", ["1", "2", "3", "4"], ["abo"]),
+        ("gpt-4o", ["123", "4"], ["ab", "o"]),
+        ("deepseek-v3", ["123", "4"], ["ab", "o"]),
     ],
 )
 def test_families_on_digits_and_on_words_without_merges(
@@ -174,8 +178,8 @@ def test_eos_ids_hold_every_way_to_end() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model": None}, "'tokenizer.ggml.model' is ''; only byte-level BPE"),
-        ({"model": "llama"}, "'tokenizer.ggml.model' is 'llama'; only byte-level BPE"),
+        ({"model": None}, "'tokenizer.ggml.model' is ''; supported are byte-level BPE"),
+        ({"model": "bert"}, "'tokenizer.ggml.model' is 'bert'; supported are byte-level BPE"),
         ({"pre": "klingon"}, "'tokenizer.ggml.pre' names 'klingon', which is not supported"),
         ({"pre": 3}, "'tokenizer.ggml.pre' is of type int, expected str"),
         ({"tokens": None}, "'tokenizer.ggml.tokens' holds no strings"),

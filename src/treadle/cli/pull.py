@@ -1,5 +1,5 @@
-"""`treadle pull`: have a model on disk before it is needed. Prints the file's path on stdout, so
-that scripts can use it; progress goes to stderr."""
+"""`treadle pull`: have a model on disk before it is needed. Prints its path on stdout, so that
+scripts can use it; progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -12,5 +12,9 @@ from treadle.models.source import resolve_model
 @click.argument("model")
 @click.option("--progress/--no-progress", default=True, help="Show a progress bar on stderr.")
 def pull(model: str, progress: bool) -> None:
-    """Fetch MODEL ('demo', or a .gguf file to check for) and print where it is."""
+    """Fetch MODEL and print where it is.
+
+    MODEL is 'demo' (SmolLM2-135M-Instruct), 'gemma' (Gemma 3 270M, under Google's Gemma terms of
+    use), an id on the Hugging Face hub such as org/name, or a path to check for.
+    """
     click.echo(resolve_model(model, progress))

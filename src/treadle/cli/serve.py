@@ -53,13 +53,12 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
 
 def _names(model: ModelSettings) -> tuple[str, ...]:
     """What the model answers to, known before its file is there: what it was asked for by, and its
-    file's name without the ending."""
-    if model.served_model_name is not None:
-        return (model.served_model_name,)
+    file's or folder's name."""
     from pathlib import Path
 
-    from treadle.models.demo import DEMO
+    from treadle.models.source import model_name
 
-    if model.model == "demo":
-        return model.model, Path(DEMO.file_name).stem
-    return Path(model.model).stem, model.model
+    if model.served_model_name is not None:
+        return (model.served_model_name,)
+    asked, name = model.model, model_name(model.model)
+    return (name, asked) if Path(asked).exists() else (asked, name)

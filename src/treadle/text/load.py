@@ -1,4 +1,5 @@
-"""From a model file to what the text side needs of it: tokenizer, chat template, name."""
+"""From a model file or directory to what the text side needs of it: tokenizer, chat template, name,
+and the sampling that its makers suggest."""
 
 from __future__ import annotations
 
@@ -10,19 +11,34 @@ from typing import Any
 
 from treadle.errors import InvalidRequest, ModelFileError
 from treadle.models.gguf import GGUFFile
+from treadle.models.safetensors import GENERATION_CONFIG, read_optional_json_object
+from treadle.models.source import name_of_path
 from treadle.text.chat import ChatTemplate
+from treadle.text.from_folder import TOKENIZER_CONFIG, special_texts
 from treadle.text.tokenizer import Tokenizer
+from treadle.wire.sampling_params import SamplingParams
+
+_TEMPLATE_FILE = "chat_template.jinja"
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GGUF_SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+"""Names under `general.sampling` that differ."""
+
+_LARGEST = 2**53
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelText:
-    """The text side of one model file."""
+    """The text side of one model."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    """None when the file has none: such a model takes prompts only."""
+    """None when the model has none: it takes prompts only."""
     name: str
-    """The file's stem."""
+    """The file's stem, or the directory's name."""
+    sampling_defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Fields of SamplingParams for requests that leave them open; empty if the model's makers
+    suggest nothing."""
 
     def require_template(self) -> ChatTemplate:
         """The template; raises InvalidRequest for a model that cannot chat."""
@@ -32,27 +48,84 @@ class ModelText:
 
 
 def load_text(path: Path) -> ModelText:
-    """Read the text side of a GGUF file; none of its weights are touched."""
+    """Read the text side of a GGUF file or a model directory; no weights are touched."""
+    try:
+        return _load_folder(path) if path.is_dir() else _load_gguf(path)
+    except ModelFileError as error:
+        if error.message.startswith(str(path)):
+            raise
+        raise ModelFileError(f"{path}: {error.message}") from None
+
+
+def _load_gguf(path: Path) -> ModelText:
     with contextlib.closing(GGUFFile.open(path)) as file:
-        try:
-            tokenizer = Tokenizer.from_gguf(file.metadata)
-            template = _template(file.metadata, tokenizer)
-        except ModelFileError as error:
-            if error.message.startswith(str(path)):
-                raise
-            raise ModelFileError(f"{path}: {error.message}") from None
-    return ModelText(tokenizer, template, path.stem)
+        metadata = file.metadata
+        tokenizer = Tokenizer.from_gguf(metadata)
+        source = metadata.get("tokenizer.chat_template")
+        if source is not None and not isinstance(source, str):
+            raise ModelFileError("metadata key 'tokenizer.chat_template' is not text")
+        eos = metadata.get("tokenizer.ggml.eos_token_id")
+        texts = {
+            "bos_token": "" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id),
+            "eos_token": "" if eos is None else tokenizer.token_text(eos),
+        }
+        keys = {name: f"general.sampling.{_GGUF_SAMPLING.get(name, name)}" for name in _SAMPLING}
+        sampling = _sampling({name: metadata.get(key) for name, key in keys.items()})
+    return ModelText(tokenizer, _template(source, texts), name_of_path(path), sampling)
 
 
-def _template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = metadata.get("tokenizer.chat_template")
+def _load_folder(path: Path) -> ModelText:
+    tokenizer = Tokenizer.from_folder(path)
+    template = _template(_folder_template(path), special_texts(path))
+    suggested = read_optional_json_object(path / GENERATION_CONFIG)
+    try:
+        sampling = _sampling(suggested)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path / GENERATION_CONFIG}: {error.message}") from None
+    return ModelText(tokenizer, template, name_of_path(path), sampling)
+
+
+def _folder_template(path: Path) -> str | None:
+    """A file of its own counts before the entry in the tokenizer's configuration, which is one
+    template or a list of named ones."""
+    try:
+        return (path / _TEMPLATE_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path / _TEMPLATE_FILE}: cannot be read: {error}") from None
+    source = read_optional_json_object(path / TOKENIZER_CONFIG).get("chat_template")
+    if isinstance(source, list):
+        named = (item for item in source if isinstance(item, dict))
+        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if source is not None and not isinstance(source, str):
+        raise ModelFileError(f"{path / TOKENIZER_CONFIG}: 'chat_template' is not text")
+    return source
+
+
+def _template(source: str | None, texts: Mapping[str, str]) -> ChatTemplate | None:
     if source is None:
         return None
-    if not isinstance(source, str):
-        raise ModelFileError("metadata key 'tokenizer.chat_template' is not text")
-    bos, eos = tokenizer.bos_id, metadata.get("tokenizer.ggml.eos_token_id")
     return ChatTemplate(
-        source,
-        bos_token="" if bos is None else tokenizer.token_text(bos),
-        eos_token="" if eos is None else tokenizer.token_text(eos),
+        source, bos_token=texts.get("bos_token", ""), eos_token=texts.get("eos_token", "")
     )
+
+
+def _sampling(suggested: Mapping[str, Any]) -> dict[str, float]:
+    """The suggestions that are there, checked like a request's."""
+    found: dict[str, float] = {}
+    for name in _SAMPLING:
+        value = suggested.get(name)
+        if value is None:
+            continue
+        whole = name == "top_k"
+        fits = isinstance(value, int if whole else int | float) and abs(value) < _LARGEST
+        if isinstance(value, bool) or not fits:
+            raise ModelFileError(f"'{name}' is {value!r}, not a {'whole ' * whole}number")
+        # GGUF holds single precision; what was meant is the shortest number that gives it.
+        found[name] = value if whole else float(f"{value:.7g}")
+    try:
+        SamplingParams(**found).check(vocab_size=0)  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise ModelFileError(f"the suggested {error.message}") from None
+    return found

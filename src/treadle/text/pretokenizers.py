@@ -42,6 +42,25 @@ _CL100K_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_QWEN35_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Words that begin with a capital, and words that are all capitals; what may follow, and digits.
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+SUFFIX"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*SUFFIX"
+    r"|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN_WORDS = _CASED_WORDS.replace("SUFFIX", "").replace("DIGITS", r"\p{N}")
+_O200K_WORDS = _CASED_WORDS.replace("SUFFIX", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace(
+    "DIGITS", r"\p{N}{1,3}"
+)
+_DEEPSEEK_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class PreTokenizer:
@@ -60,9 +79,36 @@ _SMOLLM = PreTokenizer(({"type": "Digits", "individual_digits": True}, _byte_lev
 _LLAMA3 = PreTokenizer(
     (_split(_CL100K_WORDS % 3), _byte_level(words=False)), ignore_merges=True, add_bos=True
 )
+_CL100K = PreTokenizer((_split(_CL100K_WORDS % 3), _byte_level(words=False)))
 _QWEN2 = PreTokenizer(
     (_split(_CL100K_WORDS.replace("{1,%d}", "")), _byte_level(words=False)),
     normalizer={"type": "NFC"},
+)
+_QWEN35 = PreTokenizer(
+    (_split(_QWEN35_WORDS), _byte_level(words=False)), normalizer={"type": "NFC"}
+)
+_OLMO = PreTokenizer((_byte_level(words=True),), normalizer={"type": "NFC"})
+_TEKKEN = PreTokenizer(
+    (_split(_TEKKEN_WORDS), _byte_level(words=False)), ignore_merges=True, add_bos=True
+)
+_O200K = PreTokenizer((_split(_O200K_WORDS), _byte_level(words=False)))
+_DEEPSEEK_V3 = PreTokenizer(
+    (
+        _split(r"\p{N}{1,3}"),
+        _split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+        _split(_DEEPSEEK_WORDS),
+        _byte_level(words=False),
+    )
+)
+_DEEPSEEK_CODER = PreTokenizer(
+    (
+        _split(r"[\r\n]"),
+        _split(r"\s?\p{L}+"),
+        _split(r"\s?\p{P}+"),
+        _split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+        _split(r"\p{N}"),
+        _byte_level(words=False),
+    )
 )
 _DEFAULT = PreTokenizer(
     (
@@ -78,6 +124,7 @@ _FAMILIES = {
     "default": _DEFAULT,
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
+    "olmo": _OLMO,
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
     "refact": _SMOLLM,
@@ -85,9 +132,21 @@ _FAMILIES = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "qwen35": _QWEN35,
+    "tekken": _TEKKEN,
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-coder": _DEEPSEEK_CODER,
 }
+"""By the name in the file. OLMo 2 and Phi 4 are 'dbrx' there, SmolLM 3 is 'llama-bpe'."""
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
