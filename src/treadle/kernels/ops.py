@@ -317,7 +317,7 @@ class Recorder(Protocol):
         """x = cap * tanh(x / cap), in place; x is float32."""
         ...
 
-    def experts(
+    def experts(  # noqa: PLR0913
         self,
         x: Buffer,
         router: Buffer,

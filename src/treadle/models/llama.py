@@ -14,6 +14,7 @@ from treadle.kernels.ops import (
     FloatArray,
     Form,
     KVLayer,
+    Masking,
     Matrix,
     Recorder,
     RopeTable,
@@ -64,6 +65,7 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
     gate_up = recorder.buffer(Rows.TOKENS, 2 * card.ffn)
     matrices, vectors = weights.matrices, weights.vectors
 
+    masking = Masking(scale=1 / math.sqrt(card.head_dim))
     recorder.embed(matrices["embed"], x)
     for layer in range(card.layers):
         kv = KVLayer(0, layer)
@@ -72,7 +74,7 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
         recorder.linear(normed, matrices[f"{layer}.qkv"], qkv)
         recorder.rope_store(qkv, card.heads, rope, kv)
         attended = operands.before(matrices[f"{layer}.attn_out"])
-        recorder.attention(qkv, card.heads, kv, attended, scale=1 / math.sqrt(card.head_dim))
+        recorder.attention(qkv, card.heads, kv, attended, masking=masking)
         recorder.linear(attended, matrices[f"{layer}.attn_out"], x, accumulate=True)
 
         normed = operands.before(matrices[f"{layer}.gate_up"])

@@ -23,6 +23,7 @@ from treadle.kernels.ops import (
     KVLayer,
     KVPool,
     KVSpec,
+    Masking,
     Matrix,
     RopeTable,
     Rows,
@@ -164,17 +165,20 @@ class NativeRecorder:
         placed = _native.Rope(cos.ctypes.data, sin.ctypes.data, positions, pairs, rope.interleaved)
         self._program.rope_store(source.placed, heads, placed, kv.group, kv.layer)
 
-    def attention(self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, scale: float) -> None:
+    def attention(
+        self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, masking: Masking
+    ) -> None:
         source, to = self._own(qkv, Rows.TOKENS), self._own(out, Rows.TOKENS)
         spec = self._spec(kv)
         _check_qkv(source, heads, spec)
         _check(heads % spec.kv_heads == 0, f"{heads} heads do not share {spec.kv_heads} KV heads")
         _check(source is not to, "attention cannot write over its input")
+        _check(masking == Masking(masking.scale), "attention has neither windows nor softcap")
         _check(
             to.width == heads * spec.head_dim,
             f"attention of {heads} heads of {spec.head_dim} into width {to.width}",
         )
-        self._program.attention(source.placed, heads, kv.group, kv.layer, to.placed, scale)
+        self._program.attention(source.placed, heads, kv.group, kv.layer, to.placed, masking.scale)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         source, to = self._own(gate_up), self._own(out)
