@@ -343,3 +343,77 @@ def test_any_damage_parses_or_is_a_model_file_error(
         read_everything(path)
     except ModelFileError as error:
         assert str(error).startswith(str(path))  # noqa: PT017 - either outcome is right
+
+
+# Models split over several files.
+
+
+def write_split(folder: Path, stem: str = "model") -> list[Path]:
+    writer = gguf.GGUFWriter(folder / f"{stem}.gguf", "llama", split_max_tensors=3)
+    writer.add_string("a.string", "first part only")
+    rng = np.random.default_rng(2)
+    for index in range(7):
+        writer.add_tensor(f"t{index}", rng.normal(size=(2, 32)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    paths = sorted(folder.glob(f"{stem}-*.gguf"))
+    assert [path.name for path in paths] == [f"{stem}-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    return paths
+
+
+def test_any_part_opens_the_whole_model(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    oracle = [tensor for path in paths for tensor in gguf.GGUFReader(path).tensors]
+    assert len(oracle) == 7
+    for path in paths:
+        file = GGUFFile.open(path)
+        assert file.path == paths[0]
+        assert file.metadata["a.string"] == "first part only"
+        assert list(file.tensors) == [tensor.name for tensor in oracle]
+        for theirs in oracle:
+            file.drop(theirs.name)
+            assert file.tensors[theirs.name].data.tobytes() == theirs.data.tobytes()
+        file.close()
+        with pytest.raises(ValueError, match=r"00003-of-00003\.gguf is closed"):
+            file.tensors["t6"]
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    paths[1].unlink()
+    for path in (paths[0], paths[2]):
+        with pytest.raises(ModelFileError, match=r"model-00002-of-00003\.gguf: cannot be read: No"):
+            GGUFFile.open(path)
+    assert resident_kib(paths[0]) == 0
+
+
+def test_a_renamed_part_cannot_find_the_others(tmp_path: Path) -> None:
+    (first, *_) = write_split(tmp_path)
+    renamed = first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelFileError, match=r"name must end in -00001-of-00003\.gguf"):
+        GGUFFile.open(renamed)
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    second = paths[1].read_bytes()
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(ModelFileError, match=r"00002-of-00003\.gguf: .*'split.no' is 2; by its"):
+        GGUFFile.open(paths[0])
+    paths[1].write_bytes(second.replace(b"t3", b"t2"))
+    with pytest.raises(
+        ModelFileError, match=r"00002-of-.*tensor 't2' occurs a second time; .*0000"
+    ):
+        GGUFFile.open(paths[0])
+    first = paths[0].read_bytes()
+    count = text("split.tensors.count") + U32(5)
+    assert count in first
+    paths[0].write_bytes(first.replace(count + U32(7), count + U32(8)))
+    paths[1].write_bytes(second)
+    with pytest.raises(ModelFileError, match=r"is 8, but the 3 parts hold 7 tensors"):
+        GGUFFile.open(paths[0])
+    paths[0].write_bytes(first.replace(text("split.no"), text("split.xx")))
+    with pytest.raises(ModelFileError, match=r"'split.no' is None, not a count"):
+        GGUFFile.open(paths[0])

@@ -7,11 +7,13 @@ ModelFileError that names file and field. Never converts weights and never copie
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import mmap
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import RawTensor, WeightType
+from treadle.models.mapped import Extent, JoinedTensors, MappedTensors, map_file
 
 MAGIC = b"GGUF"
 
@@ -105,97 +108,123 @@ _SUPPORTED = {kind.value: kind for kind in WeightType}
 
 
 class GGUFFile:
-    """An open file. Every extent that its header names lies inside the file."""
+    """An open model, in one file or split over several. Every extent that a header names lies
+    inside its file; of a split model, `path` and `metadata` are those of the first part."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
-        self.path = path
-        self._mapping = mapping
-        cursor = _Cursor(path, mapping)
-        num_tensors, num_keys = _read_preamble(cursor)
-        self.metadata: Mapping[str, Any] = _read_metadata(cursor, num_keys)
-        self._table = _read_tensors(cursor, num_tensors, _alignment(path, self.metadata))
-        self.tensors: Mapping[str, RawTensor] = self._table
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        self.path = parts[0].path
+        self.metadata: Mapping[str, Any] = parts[0].metadata
+        self._tensors = JoinedTensors([part.tensors for part in parts])
+        self.tensors: Mapping[str, RawTensor] = self._tensors
 
     @classmethod
     def open(cls, path: Path) -> GGUFFile:
-        """Map the file and read its header."""
-        try:
-            with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError:  # mmap refuses to map nothing
-            raise ModelFileError(f"{path}: not a GGUF file: it is empty") from None
-        try:
-            return cls(path, mapping)
-        except ModelFileError:
-            mapping.close()
-            raise
+        """Map the file and read its header; naming any part of a split model opens all of it."""
+        with contextlib.ExitStack() as opened:
+
+            def part(path: Path) -> _Part:
+                result = _Part.open(path)
+                opened.callback(result.tensors.close)
+                return result
+
+            parts = [part(path)]
+            if split := _split_of(parts[0]):
+                parts = [
+                    parts[0] if index == split.index else part(split.path_of(index))
+                    for index in range(split.count)
+                ]
+                _check_split(parts, split)
+            result = cls(parts)
+            opened.pop_all()
+        return result
 
     def drop(self, name: str) -> None:
         """Take the tensor's pages out of this process's memory; the next read brings them back."""
-        extent = self._table.extent(name)
-        # Outward to whole pages: a neighbour's share of an edge page is simply read again.
-        lead = extent.start % mmap.PAGESIZE
-        self._mapping.madvise(mmap.MADV_DONTNEED, extent.start - lead, extent.num_bytes + lead)
+        self._tensors.drop(name)
 
     def close(self) -> None:
         """Unmap the file, or leave that to the last view of a tensor if there still is one.
 
         Metadata that was never asked for and tensors cannot be read afterwards.
         """
-        self._table.detach()
+        self._tensors.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One file with a header of its own."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: MappedTensors
+
+    @classmethod
+    def open(cls, path: Path) -> _Part:
+        mapping = map_file(path, "GGUF")
         try:
-            self._mapping.close()
-        except BufferError:
-            return
+            cursor = _Cursor(path, mapping)
+            num_tensors, num_keys = _read_preamble(cursor)
+            metadata = _read_metadata(cursor, num_keys)
+            tensors = _read_tensors(cursor, num_tensors, _alignment(path, metadata))
+        except ModelFileError:
+            mapping.close()
+            raise
+        return cls(path, metadata, tensors)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Extent:
-    """Where a tensor lies; `num_bytes` is 0 for types whose layout is not known here."""
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """What one part says about the model it is a part of."""
 
-    type_name: str
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
+    index: int
+    """Counts from 0; file names count from 1."""
+    count: int
+    folder: Path
+    stem: str
+
+    def path_of(self, index: int) -> Path:
+        return self.folder / f"{self.stem}-{index + 1:05}-of-{self.count:05}.gguf"
 
 
-class _TensorTable(Mapping[str, RawTensor]):
-    """The tensors by name, in file order. Unsupported types are listed, and refused on access."""
+def _split_of(part: _Part) -> _Split | None:
+    """None for a model in one file."""
+    count = _split_number(part, "split.count", 1)
+    if count <= 1:
+        return None
+    index = _split_number(part, "split.no", None)
+    found = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", part.path.name, re.DOTALL)
+    if found is None or (int(found[2]), int(found[3])) != (index + 1, count):
+        raise ModelFileError(
+            f"{part.path}: is part {index + 1} of a model in {count} files, so its name must end "
+            f"in -{index + 1:05}-of-{count:05}.gguf for the others to be found"
+        )
+    return _Split(index, count, part.path.parent, found[1])
 
-    def __init__(self, path: Path, mapping: mmap.mmap, extents: dict[str, _Extent]) -> None:
-        self._path = path
-        self._mapping: mmap.mmap | None = mapping
-        self._extents = extents
 
-    def __getitem__(self, name: str) -> RawTensor:
-        extent = self.extent(name)
-        if self._mapping is None:
-            raise ValueError(f"{self._path} is closed")
-        data = np.frombuffer(self._mapping, np.uint8, extent.num_bytes, extent.start)
-        return RawTensor(name, _SUPPORTED[extent.type_name], extent.shape, data)
+def _split_number(part: _Part, key: str, default: int | None) -> int:
+    value = part.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise ModelFileError(f"{part.path}: metadata key '{key}' is {value!r}, not a count")
+    return value
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._extents
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._extents)
-
-    def __len__(self) -> int:
-        return len(self._extents)
-
-    def extent(self, name: str) -> _Extent:
-        extent = self._extents[name]
-        if extent.type_name not in _SUPPORTED:
-            raise ModelFileError(
-                f"{self._path}: tensor '{name}' has type {extent.type_name}; supported are "
-                + ", ".join(_SUPPORTED)
-            )
-        return extent
-
-    def detach(self) -> None:
-        self._mapping = None
+def _check_split(parts: Sequence[_Part], split: _Split) -> None:
+    """The parts belong together, and none has lost tensors."""
+    for index, part in enumerate(parts):
+        for key, expected in (("split.no", index), ("split.count", split.count)):
+            if part.metadata.get(key) != expected:
+                raise ModelFileError(
+                    f"{part.path}: metadata key '{key}' is {part.metadata.get(key)!r}; "
+                    f"by its name it must be {expected}"
+                )
+    expected = _split_number(parts[0], "split.tensors.count", None)
+    found = sum(len(part.tensors) for part in parts)
+    if found != expected:
+        raise ModelFileError(
+            f"{parts[0].path}: metadata key 'split.tensors.count' is {expected}, "
+            f"but the {split.count} parts hold {found} tensors"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -371,8 +400,8 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     return value
 
 
-def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> _TensorTable:
-    extents: dict[str, _Extent] = {}
+def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> MappedTensors:
+    extents: dict[str, Extent] = {}
     for index in range(num_tensors):
         cursor.field = f"tensor {index + 1} of {num_tensors}"
         name = cursor.string()
@@ -389,10 +418,10 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> _TensorT
                 f"but the file has only {cursor.size} bytes"
             )
         extents[name] = dataclasses.replace(extent, start=base + extent.start)
-    return _TensorTable(cursor.path, cursor.mapping, extents)
+    return MappedTensors(cursor.path, cursor.mapping, extents, _SUPPORTED)
 
 
-def _read_extent(cursor: _Cursor, alignment: int) -> _Extent:
+def _read_extent(cursor: _Cursor, alignment: int) -> Extent:
     """One tensor's description; `start` still counts from the end of the header."""
     num_dims = cursor.number(_U32)
     if not 1 <= num_dims <= _MAX_DIMS:
@@ -406,7 +435,7 @@ def _read_extent(cursor: _Cursor, alignment: int) -> _Extent:
     if offset % alignment:
         raise cursor.error(f"starts at offset {offset}, not a multiple of {alignment}")
     type_name = _TYPE_NAMES[kind]
-    return _Extent(type_name, dims[::-1], offset, _num_bytes(cursor, type_name, dims))
+    return Extent(type_name, dims[::-1], offset, _num_bytes(cursor, type_name, dims))
 
 
 def _num_bytes(cursor: _Cursor, type_name: str, dims: tuple[int, ...]) -> int:
