@@ -313,6 +313,10 @@ class Recorder(Protocol):
         """out = activation(x), in every form of out."""
         ...
 
+    def copy(self, x: Buffer, out: Buffer) -> None:
+        """out = x, in every form of out: for products that read what no op has just written."""
+        ...
+
     def softcap(self, x: Buffer, cap: float) -> None:
         """x = cap * tanh(x / cap), in place; x is float32."""
         ...

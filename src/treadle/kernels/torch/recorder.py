@@ -234,6 +234,12 @@ class TorchRecorder:
         bend = ACTIVATIONS[activation]
         self._add(lambda size: target.write(bend(source.read(size.of(x.rows)))))
 
+    def copy(self, x: Buffer, out: Buffer) -> None:
+        assert x.rows is out.rows
+        assert x.width == out.width
+        source, target = _readable(x), _writable(out)
+        self._add(lambda size: target.write(source.read(size.of(x.rows))))
+
     def softcap(self, x: Buffer, cap: float) -> None:
         assert x.forms == {Form.F32}
         target = _readable(x)
