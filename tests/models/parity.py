@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from treadle.kernels.ops import Backend, FloatArray, KVType, StepInputs, StepLimits
@@ -29,27 +29,33 @@ def our_logits(
     """Logits of every position of one row, computed `chunk` tokens a step: [len(ids), vocab]."""
     chunk = chunk or len(ids)
     blocks = -(-len(ids) // BLOCK_SIZE)
-    inputs = StepInputs(StepLimits(chunk, chunk, (blocks,)))
-    (spec,) = model.card.kv_specs(block_size=BLOCK_SIZE, type=kv_type)
-    program = model.record(backend.recorder(inputs, [backend.kv_pool(spec, blocks)]))
-    table = np.arange(blocks)[::-1]
-    inputs.tables[0][0] = table
+    groups = model.card.kv_groups
+    inputs = StepInputs(StepLimits(chunk, chunk, (blocks,) * len(groups)))
+    specs = model.card.kv_specs(block_size=BLOCK_SIZE, type=kv_type)
+    pools = [backend.kv_pool(spec, blocks) for spec in specs]
+    program = model.record(backend.recorder(inputs, pools))
     inputs.logit_tokens[:] = np.arange(chunk)
+    table = np.arange(blocks)[::-1]
     logits = []
     for start in range(0, len(ids), chunk):
         positions = np.arange(start, min(start + chunk, len(ids)))
         count = len(positions)
         inputs.token_ids[:count] = ids[start : start + count]
         inputs.positions[:count] = positions
-        inputs.slots[0][:count] = (
-            table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        )
+        for group, facts in enumerate(groups):
+            rotated = np.roll(table, group)
+            slots = rotated[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+            inputs.slots[group][:count] = slots
+            inputs.tables[group][0] = rotated
+            if facts.window is not None:  # what no token sees any more has been given away
+                gone = max(0, start - facts.window + 1) // BLOCK_SIZE
+                inputs.tables[group][0, :gone] = -1
         inputs.row_starts[1] = count
         logits.append(program.run(count, 1, count).copy())
     return np.concatenate(logits)
 
 
-def reference_logits(model: LlamaForCausalLM, ids: Sequence[int]) -> FloatArray:
+def reference_logits(model: PreTrainedModel, ids: Sequence[int]) -> FloatArray:
     with torch.inference_mode():
         logits: FloatArray = model(torch.tensor([list(ids)])).logits[0].numpy()
     return logits
