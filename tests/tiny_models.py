@@ -88,7 +88,17 @@ MODELS: Mapping[str, Tiny] = {
             ),
         },
     ),
-    "smollm3": Tiny("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2, **_rope()}),
+    "smollm3": Tiny("SmolLM3", {"num_hidden_layers": 4, **_rope()}),
+    "smollm3-window": Tiny(
+        "SmolLM3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            **_rope(),
+        },
+    ),
     "mistral": Tiny("Mistral", {"head_dim": 24, "sliding_window": 40}),
     "mistral-all": Tiny("Mistral", {"sliding_window": None}),
     "phi3": Tiny("Phi3", {"sliding_window": 40}),
@@ -148,7 +158,6 @@ MODELS: Mapping[str, Tiny] = {
             "head_dim": 24,
             "num_experts": 6,
             "moe_intermediate_size": 40,
-            "mlp_only_layers": [1],
             "norm_topk_prob": True,
         },
     ),
@@ -171,6 +180,7 @@ MODELS: Mapping[str, Tiny] = {
             mscale_all_dim=0.5,
             beta_fast=16.0,
             beta_slow=2.0,
+            truncate=False,
         ),
     ),
     "yarn-attention": Tiny(
@@ -180,7 +190,6 @@ MODELS: Mapping[str, Tiny] = {
             factor=4.0,
             original_max_position_embeddings=64,
             attention_factor=1.3,
-            truncate=False,
         ),
     ),
 }

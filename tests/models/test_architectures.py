@@ -1,4 +1,4 @@
-"""Every architecture from a Hugging Face folder, next to transformers in float32, eager attention."""
+"""Every architecture from folders and GGUF files, next to transformers in float32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models.parity import log_softmax, our_logits, reference_logits
+from tests.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
 from treadle.kernels.ops import Backend
 from treadle.models.loader import load_model
@@ -34,6 +35,13 @@ def test_logits(backend: Backend, folder: Path, name: str) -> None:
     for chunk in (None, 37, 1):
         ours = our_logits(backend, model, IDS, chunk=chunk)
         assert largest_difference(ours, reference) < 1e-4, f"in chunks of {chunk}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_IN_GGUF])
+def test_logits_from_gguf(backend: Backend, folder: Path, name: str) -> None:
+    model = load_model(write_tiny_gguf(name, folder), backend, positions=len(IDS))
+    ours = our_logits(backend, model, IDS, chunk=37)
+    assert largest_difference(ours, reference_logits(tiny_model(name), IDS)) < 1e-4
 
 
 def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:

@@ -85,7 +85,7 @@ def gguf_family(metadata: Mapping[str, object]) -> Family:
 
 def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTensor]) -> ModelCard:
     """Raises ModelFileError naming the metadata key at fault."""
-    family, fields = gguf_family(metadata), _fields(metadata)
+    family, fields = gguf_family(metadata), _fields({**metadata, **_biases(tensors)})
     for name in _UNSUPPORTED:
         if fields.value(name):
             raise fields.bad(name, "left out, for it is not supported")
@@ -121,6 +121,15 @@ def _fields(metadata: Mapping[str, object]) -> Fields:
         **{name: tuple(f"{own}.{key}" for key in keys) for name, keys in _OWN.items()},
     }
     return Fields(metadata, keys, _KIND)
+
+
+def _biases(tensors: Mapping[str, RawTensor]) -> dict[str, bool]:
+    """What config.json says in as many words."""
+    sides = {"attention_bias": "attn_q attn_k attn_v attn_output", "mlp_bias": "ffn_gate ffn_up"}
+    return {
+        fact: all(f"blk.0.{name}.bias" in tensors for name in names.split())
+        for fact, names in sides.items()
+    }
 
 
 def _sizes(fields: Fields, tensors: Mapping[str, RawTensor]) -> Sizes:
