@@ -65,6 +65,11 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     return torch.log_softmax(torch.from_numpy(logits), dim=-1).numpy()
 
 
+def largest_difference(first: FloatArray, second: FloatArray) -> float:
+    """Of a log-probability."""
+    return float(np.abs(log_softmax(first) - log_softmax(second)).max())
+
+
 def mean_divergence(reference: FloatArray, logits: FloatArray) -> float:
     """Mean over positions of KL(reference ‖ logits)."""
     expected, found = log_softmax(reference), log_softmax(logits)

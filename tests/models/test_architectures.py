@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.parity import log_softmax, our_logits, reference_logits
+from tests.models.parity import largest_difference, our_logits, reference_logits
 from tests.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
 from treadle.kernels.ops import Backend
@@ -21,11 +21,6 @@ IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("folders")
-
-
-def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
-    """Of a log-probability."""
-    return float(np.abs(log_softmax(first) - log_softmax(second)).max())
 
 
 @pytest.mark.parametrize("name", MODELS)

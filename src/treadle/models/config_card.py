@@ -75,7 +75,9 @@ def card_from_config(
     """Raises ModelFileError naming file and field."""
     family = config_family(config)
     fields = _fields({**family.taken_for_granted, **config}, family.keys)
-    generation = Fields(generation_config, {"eos": ("eos_token_id",)}, "generation_config.json")
+    generation = Fields(
+        generation_config, {"eos": ("eos_token_id",)}, "generation_config.json: field"
+    )
     _refuse_quantised(fields)
     sizes = _sizes(fields, tensors)
     layers = layers_of(family, fields, sizes)

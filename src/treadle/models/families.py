@@ -209,7 +209,11 @@ _SMOLLM3 = Family(
     interleaved=True,
     taken_for_granted={"rope_theta": 2e6, "tie_word_embeddings": True},
 )
-_PHI3 = Family(gguf=names.GGUF_PHI3, folder=(names.PHI3,))
+_PHI3 = Family(
+    taken_for_granted={"original_max_position_embeddings": 4096},
+    gguf=names.GGUF_PHI3,
+    folder=(names.PHI3,),
+)
 _GEMMA2 = Family(
     wiring=_gemma2_wiring,
     windows=_alternating(2),
