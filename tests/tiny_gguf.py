@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.tiny_models import tiny_model
+from tests.tiny_models import Rounding, tiny_model
 
-_ARCHITECTURES = {
+_OTHER_NAMES = {
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -38,12 +38,12 @@ def write_tiny_gguf(name: str, folder: Path, weight_type: str = "f32") -> Path:
     if not path.exists():
         model = tiny_model(name)
         config = model.config
-        architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+        architecture = gguf_architecture(config.model_type)
         writer = gguf.GGUFWriter(path, architecture)
         _add_sizes(writer, config)
         _add_rope(writer, config)
         for key, values in _tensors(model, architecture).items():
-            kind = gguf.GGMLQuantizationType[_type_of(key, values, weight_type).upper()]
+            kind = _type_of(key, values, weight_type)
             writer.add_tensor(key, gguf.quants.quantize(values, kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -52,10 +52,32 @@ def write_tiny_gguf(name: str, folder: Path, weight_type: str = "f32") -> Path:
     return path
 
 
-def _type_of(key: str, values: np.ndarray, weight_type: str) -> str:
+def gguf_architecture(model_type: str) -> str:
+    return _OTHER_NAMES.get(model_type, model_type)
+
+
+def rounded_as(weight_type: str) -> Rounding:
+    """What weights become in such a file: blocks run along the inputs of a matrix."""
+
+    def rounding(key: str, values: np.ndarray) -> np.ndarray:
+        rows = values.T if _is_transposed(key) else values
+        kind = _type_of(key, rows, weight_type)
+        rounded = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+        return rounded.T.copy() if _is_transposed(key) else rounded
+
+    return rounding
+
+
+def _type_of(key: str, values: np.ndarray, weight_type: str) -> gguf.GGMLQuantizationType:
+    """Under its name in either file."""
     kind = gguf.GGMLQuantizationType[weight_type.upper()]
-    plain = values.ndim == 1 or "ffn_gate_inp" in key or "position" in key
-    return "f32" if plain or values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] else weight_type
+    plain = values.ndim == 1 or any(part in key for part in ("gate_inp", "mlp.gate.", "rope"))
+    whole = values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+    return kind if whole and not plain else gguf.GGMLQuantizationType.F32
+
+
+def _is_transposed(key: str) -> bool:
+    return key.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
@@ -160,9 +182,7 @@ def _converted(
         return halves.swapaxes(1, 2).reshape(values.shape)
     if architecture.startswith("gemma") and "norm" in key:
         return values + 1
-    if architecture == "gpt2" and key.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-        return values.T
-    return values
+    return values.T if _is_transposed(key) else values
 
 
 def _experts(key: str, values: np.ndarray) -> dict[str, np.ndarray]:

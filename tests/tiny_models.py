@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": None,
     "attn_implementation": "eager",
+    "experts_implementation": "eager",
 }
 
 
@@ -195,15 +196,28 @@ MODELS: Mapping[str, Tiny] = {
 }
 
 
-def tiny_model(name: str, **changes: Any) -> PreTrainedModel:
+FIRST_OF_KIND = tuple({tiny.kind: name for name, tiny in reversed(MODELS.items())}.values())
+
+Rounding = Callable[[str, np.ndarray], np.ndarray]
+"""What a file's weight type makes of a tensor."""
+
+
+def tiny_model(name: str, rounding: Rounding | None = None, **changes: Any) -> PreTrainedModel:
     """The model in float32; `changes` are made to its config, not to its weights."""
     tiny = MODELS[name]
     options = {**tiny.config_options(), **changes}
     model = _build(tiny, options)
     state = _state(name)
+    if rounding is not None:
+        state = {key: torch.from_numpy(rounding(key, w.numpy())) for key, w in state.items()}
     # What a change leaves out has no weights to load.
     model.load_state_dict({key: state[key] for key in model.state_dict()})
     return model.eval()
+
+
+def model_type(name: str) -> str:
+    found: str = _config_class(MODELS[name].kind).model_type
+    return found
 
 
 def save_tiny(name: str, folder: Path) -> Path:
@@ -223,11 +237,15 @@ def change_config(path: Path, **changes: Any) -> None:
 
 
 def _build(tiny: Tiny, options: Mapping[str, Any]) -> PreTrainedModel:
-    text = "Text" if tiny.kind == "Gemma3" else ""
     head = "LMHeadModel" if tiny.kind == "GPT2" else "ForCausalLM"
-    config = getattr(transformers, f"{tiny.kind}{text}Config")(**options)
+    config = _config_class(tiny.kind)(**options)
     model: PreTrainedModel = getattr(transformers, f"{tiny.kind}{head}")(config)
     return model
+
+
+def _config_class(kind: str) -> Any:
+    text = "Text" if kind == "Gemma3" else ""
+    return getattr(transformers, f"{kind}{text}Config")
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.pytorch_utils import Conv1D
 
 from treadle.kernels.ops import Backend, FloatArray, KVType, StepInputs, StepLimits
 from treadle.models.loader import Model
@@ -77,17 +78,32 @@ def mean_divergence(reference: FloatArray, logits: FloatArray) -> float:
 
 
 @contextmanager
-def quantised_inputs(model: LlamaForCausalLM) -> Iterator[None]:
-    """Products see their inputs as quantised weights do: in steps of max|x| / 127 per block."""
+def quantised_inputs(model: PreTrainedModel) -> Iterator[None]:
+    """Products with quantised weights see their inputs in steps of max|x| / 127 per block. Routers
+    and matrices whose rows are no whole blocks stay as they are."""
 
-    def quantise(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-        blocks = inputs[0].unflatten(-1, (-1, 32))
+    def quantise(x: torch.Tensor) -> torch.Tensor:
+        blocks = x.unflatten(-1, (-1, 32))
         step = blocks.abs().amax(dim=-1, keepdim=True) / 127
         return ((blocks / step).round() * step).flatten(-2)
 
-    products = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    hooks = [product.register_forward_pre_hook(quantise) for product in products]
+    plain = torch.nn.functional.linear
+    routers = {id(w) for name, w in model.named_parameters() if name.endswith("mlp.gate.weight")}
+
+    def linear(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        blocks = weight.shape[-1] % 32 == 0 and id(weight) not in routers
+        return plain(quantise(x) if blocks else x, weight, bias)
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: (quantise(inputs[0]),))
+        for module in model.modules()
+        if isinstance(module, Conv1D)
+    ]
+    torch.nn.functional.linear = linear
     yield
+    torch.nn.functional.linear = plain
     for hook in hooks:
         hook.remove()
 

@@ -8,14 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.parity import largest_difference, our_logits, reference_logits
-from tests.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
+from tests.models.parity import (
+    largest_difference,
+    mean_divergence,
+    our_logits,
+    quantised_inputs,
+    reference_logits,
+)
+from tests.tiny_gguf import NOT_IN_GGUF, rounded_as, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
 from treadle.kernels.ops import Backend
 from treadle.models.loader import load_model
 
 IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
 """Longer than two attention pieces, every window and every original context."""
+
+
+IN_GGUF = [name for name in MODELS if name not in NOT_IN_GGUF]
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +41,33 @@ def test_logits(backend: Backend, folder: Path, name: str) -> None:
         assert largest_difference(ours, reference) < 1e-4, f"in chunks of {chunk}"
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_IN_GGUF])
+@pytest.mark.parametrize("name", IN_GGUF)
 def test_logits_from_gguf(backend: Backend, folder: Path, name: str) -> None:
     model = load_model(write_tiny_gguf(name, folder), backend, positions=len(IDS))
     ours = our_logits(backend, model, IDS, chunk=37)
     assert largest_difference(ours, reference_logits(tiny_model(name), IDS)) < 1e-4
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_half_precision(backend: Backend, folder: Path, name: str) -> None:
+    model = load_model(write_tiny_gguf(name, folder, "f16"), backend, positions=len(IDS))
+    reference = reference_logits(tiny_model(name, rounded_as("f16")), IDS)
+    assert largest_difference(our_logits(backend, model, IDS), reference) < 1e-4
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_quantised(backend: Backend, folder: Path, name: str) -> None:
+    """Near transformers on the weights and the inputs of products that such a file means, and not
+    as near to it on the original ones. A last bit may round an input to the next step."""
+    model = load_model(write_tiny_gguf(name, folder, "q8_0"), backend, positions=len(IDS))
+    ours = our_logits(backend, model, IDS)
+    reference = tiny_model(name, rounded_as("q8_0"))
+    with quantised_inputs(reference):
+        faithful = mean_divergence(reference_logits(reference, IDS), ours)
+    plain = mean_divergence(reference_logits(tiny_model(name), IDS), ours)
+    print(f"{backend.name} {name}: divergence {faithful:.2g}, from the original {plain:.2g}")
+    assert faithful < 5e-4
+    assert plain > 5 * faithful
 
 
 def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.models.parity import largest_difference, our_logits, reference_logits
-from tests.tiny_models import VOCAB_SIZE, change_config, save_tiny, tiny_model
+from tests.tiny_models import FIRST_OF_KIND, VOCAB_SIZE, change_config, save_tiny, tiny_model
 from treadle.errors import ModelFileError
 from treadle.kernels.torch.backend import TorchBackend
 from treadle.models.loader import load_model, read_card
@@ -178,7 +178,7 @@ def test_shards(tmp_path: Path, backend: TorchBackend) -> None:
     assert difference(path, "llama3", backend) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-moe", "gpt2"])
+@pytest.mark.parametrize("name", FIRST_OF_KIND)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(
     rewritten: Rewrite, backend: TorchBackend, name: str, dtype: torch.dtype
