@@ -10,18 +10,18 @@ constexpr int64_t kItemsPerThread = 4;
 // Fewer pieces are not worth an item of their own.
 constexpr int64_t kMinPieces = 4;
 
-int32_t pieces_of(int32_t position) { return position / static_cast<int32_t>(kPiece) + 1; }
+int32_t piece_of(int64_t position) { return static_cast<int32_t>(position / kPiece); }
 
 // Reading a piece costs about as much as a few queries' work on it.
 int64_t piece_cost(const AttentionItem& tile) { return tile.count + 2; }
 
 }  // namespace
 
-// Room to split one tile over the whole window; that is also the most a step gains from.
+// Room to split one tile over all it may see; that is also the most a step gains from.
 AttentionPlan::AttentionPlan(const AttentionShape& shape)
     : shape_(shape),
       partial_records_(shape.threads == 1 ? 0
-                                          : ceil_div(shape.max_context, kPiece) * shape.heads *
+                                          : shape.max_pieces() * shape.heads *
                                                 tile_positions(shape.group())) {
   // No run allocates: a split item takes at least the records of kMinPieces for one token, but for
   // the last item of each tile.
@@ -39,7 +39,9 @@ void AttentionPlan::make(const int32_t* positions, const int32_t* row_starts, in
     for (int32_t row = 0; row < rows; ++row) {
       for (int32_t token = row_starts[row]; token < row_starts[row + 1]; token += most_tokens) {
         const int32_t count = std::min(most_tokens, row_starts[row + 1] - token);
-        visit(AttentionItem{row, token, count, 0, pieces_of(positions[token + count - 1]), -1});
+        const int32_t first = first_piece(positions[token]);
+        visit(AttentionItem{row, token, count, first,
+                            piece_of(positions[token + count - 1]) + 1 - first, -1});
       }
     }
   };
@@ -49,6 +51,10 @@ void AttentionPlan::make(const int32_t* positions, const int32_t* row_starts, in
   each_tile([&](const AttentionItem& tile) {
     add_tile(positions, tile, std::max(share / piece_cost(tile), kMinPieces));
   });
+}
+
+int32_t AttentionPlan::first_piece(int32_t position) const {
+  return piece_of(first_seen(position, shape_.window));
 }
 
 // A tile of more than `most` pieces is split, where the partials have room.
@@ -61,14 +67,17 @@ void AttentionPlan::add_tile(const int32_t* positions, const AttentionItem& tile
   }
   for (int64_t first = 0; first < tile.pieces; first += most) {
     AttentionItem part = tile;
-    part.first_piece = static_cast<int32_t>(first);
+    part.first_piece = static_cast<int32_t>(tile.first_piece + first);
     part.pieces = static_cast<int32_t>(std::min(most, tile.pieces - first));
     part.partial = used_records_ + first * stride;
     items_.push_back(part);
   }
   for (int32_t i = 0; i < tile.count; ++i) {
-    combines_.push_back({tile.token + i, pieces_of(positions[tile.token + i]),
-                         used_records_ + i * shape_.heads, stride});
+    const int32_t position = positions[tile.token + i];
+    const int32_t first = first_piece(position);
+    combines_.push_back({tile.token + i, piece_of(position) + 1 - first,
+                         used_records_ + (first - tile.first_piece) * stride + i * shape_.heads,
+                         stride});
   }
   used_records_ += records;
 }

@@ -14,9 +14,15 @@ struct AttentionShape {
   int64_t padded_dim;
   int64_t max_tokens;
   int64_t max_context;
+  int64_t window;
   int threads;
 
   int64_t group() const { return heads / kv_heads; }
+  // Pieces that a tile may see some of.
+  int64_t max_pieces() const {
+    const int64_t seen = window + tile_positions(group());
+    return seen < max_context ? seen / kPiece + 2 : ceil_div(max_context, kPiece);
+  }
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -34,6 +40,7 @@ class AttentionPlan {
   void make(const int32_t* positions, const int32_t* row_starts, int64_t rows);
 
  private:
+  int32_t first_piece(int32_t position) const;
   void add_tile(const int32_t* positions, const AttentionItem& tile, int64_t most);
 
   AttentionShape shape_;

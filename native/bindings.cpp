@@ -97,6 +97,45 @@ void bind_values(nb::module_& m) {
       },
       "cos"_a, "sin"_a, "positions"_a, "pairs"_a, "interleaved"_a);
 
+  nb::class_<Norm>(m, "Norm").def(
+      "__init__",
+      [](Norm* self, Address weight, Address bias, float eps) {
+        new (self) Norm{at<const float>(weight), at<const float>(bias), eps};
+      },
+      "weight"_a, "bias"_a, "eps"_a);
+
+  nb::class_<HeadNorms>(m, "HeadNorms")
+      .def(
+          "__init__",
+          [](HeadNorms* self, Address q, Address k, int64_t q_span, int64_t k_span, float eps) {
+            new (self) HeadNorms{at<const float>(q), at<const float>(k), q_span, k_span, eps};
+          },
+          "q"_a, "k"_a, "q_span"_a, "k_span"_a, "eps"_a);
+
+  nb::class_<KVPlace>(m, "KVPlace")
+      .def(
+          "__init__",
+          [](KVPlace* self, int64_t group, int64_t layer) {
+            new (self) KVPlace{static_cast<size_t>(group), layer};
+          },
+          "group"_a, "layer"_a);
+
+  nb::class_<Masking>(m, "Masking")
+      .def(
+          "__init__",
+          [](Masking* self, float scale, int64_t window, float softcap) {
+            new (self) Masking{scale, window, softcap};
+          },
+          "scale"_a, "window"_a, "softcap"_a);
+
+  nb::class_<Routing>(m, "Routing")
+      .def(
+          "__init__",
+          [](Routing* self, int64_t top_k, bool renormalise, int activation) {
+            new (self) Routing{top_k, renormalise, static_cast<Activation>(activation)};
+          },
+          "top_k"_a, "renormalise"_a, "activation"_a);
+
   nb::class_<StepInputs>(m, "StepInputs")
       .def(
           "__init__",
@@ -127,12 +166,9 @@ void bind_program(nb::module_& m) {
           },
           "backend"_a, "inputs"_a, "pools"_a)
       .def("embed", &Program::embed, "table"_a, "out"_a, "scale"_a)
-      .def(
-          "rms_norm",
-          [](Program& self, const Buffer& x, Address weight, float eps, const Buffer& out) {
-            self.rms_norm(x, at<const float>(weight), eps, out);
-          },
-          "x"_a, "weight"_a, "eps"_a, "out"_a)
+      .def("embed_positions", &Program::embed_positions, "table"_a, "out"_a)
+      .def("rms_norm", &Program::rms_norm, "x"_a, "norm"_a, "out"_a, "accumulate"_a)
+      .def("layer_norm", &Program::layer_norm, "x"_a, "norm"_a, "out"_a)
       .def(
           "linear",
           [](Program& self, const Buffer& x, const Matrix& matrix, const Buffer& out, Address bias,
@@ -140,10 +176,24 @@ void bind_program(nb::module_& m) {
             self.linear(x, matrix, out, at<const float>(bias), accumulate);
           },
           "x"_a, "matrix"_a, "out"_a, "bias"_a, "accumulate"_a)
-      .def("rope_store", &Program::rope_store, "qkv"_a, "heads"_a, "rope"_a, "group"_a, "layer"_a)
-      .def("attention", &Program::attention, "qkv"_a, "heads"_a, "group"_a, "layer"_a, "out"_a,
-           "scale"_a)
-      .def("gated_silu", &Program::gated_silu, "gate_up"_a, "out"_a)
+      .def("rope_store", &Program::rope_store, "qkv"_a, "heads"_a, "rope"_a, "norms"_a, "place"_a)
+      .def("attention", &Program::attention, "qkv"_a, "heads"_a, "place"_a, "out"_a, "masking"_a)
+      .def(
+          "gated",
+          [](Program& self, const Buffer& gate_up, int activation, const Buffer& out) {
+            self.gated(gate_up, static_cast<Activation>(activation), out);
+          },
+          "gate_up"_a, "activation"_a, "out"_a)
+      .def(
+          "activate",
+          [](Program& self, const Buffer& x, int activation, const Buffer& out) {
+            self.activate(x, static_cast<Activation>(activation), out);
+          },
+          "x"_a, "activation"_a, "out"_a)
+      .def("copy", &Program::copy, "x"_a, "out"_a)
+      .def("softcap", &Program::softcap, "x"_a, "cap"_a)
+      .def("experts", &Program::experts, "x"_a, "router"_a, "gate_up"_a, "down"_a, "out"_a,
+           "routing"_a)
       .def("select", &Program::select, "x"_a, "out"_a)
       .def("finish", &Program::finish)
       .def(
@@ -205,6 +255,7 @@ NB_MODULE(_native, m) {
         return packed_bytes(static_cast<WeightType>(type), n, k);
       },
       "type"_a, "n"_a, "k"_a);
+  m.attr("NO_WINDOW") = kNoWindow;
   m.attr("RECORD_BYTES") = sizeof(QuantRecord);
   m.attr("ROW_TILE") = kRowTile;
   nb::class_<Handle>(m, "Backend")

@@ -9,31 +9,8 @@
 namespace treadle {
 namespace {
 
-// Work, in multiply-adds or about as costly steps, below which an item of its own is not worth the
-// claim, and items per thread beyond which finer ones balance no better.
-constexpr int64_t kMinPieceWork = 48 * 1024;
-constexpr int64_t kItemsPerThread = 8;
-// Columns and rows of one item of a large product: its weights stay in the second-level cache while
-// the rows pass, and its rows while the columns do.
-constexpr int64_t kMaxItemPanels = 16;
-constexpr int64_t kMaxItemRows = 128;
-// From this many rows on, weights are used often enough that fetching them ahead gains nothing.
-constexpr int64_t kStreamRows = 64;
-
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
-}
-
-// Calls work(first, last) on ranges of rows, as many as their work is worth.
-template <class Work>
-void each_row(Pool& pool, int64_t rows, int64_t width, Work&& work) {
-  if (rows == 0) return;
-  // A value costs several steps.
-  const int64_t by_work = std::max<int64_t>(rows * width * 8 / kMinPieceWork, 1);
-  const int64_t step = ceil_div(rows, std::min({rows, by_work, kItemsPerThread * pool.threads()}));
-  pool.each(ceil_div(rows, step), [&](int64_t piece, int) {
-    work(piece * step, std::min(rows, (piece + 1) * step));
-  });
 }
 
 int64_t element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
@@ -63,8 +40,9 @@ Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vecto
       kernels_(backend_->kernels),
       inputs_(std::move(inputs)),
       pools_(std::move(pools)),
+      windows_(pools_.size(), 1),
       vocabulary_(std::numeric_limits<int64_t>::max()),
-      rope_positions_(std::numeric_limits<int64_t>::max()) {}
+      positions_(std::numeric_limits<int64_t>::max()) {}
 
 void Program::embed(const Matrix& table, const Buffer& out, float scale) {
   const Part& last = table.parts.back();
@@ -78,12 +56,39 @@ void Program::embed(const Matrix& table, const Buffer& out, float scale) {
   });
 }
 
-void Program::rms_norm(const Buffer& x, const float* weight, float eps, const Buffer& out) {
-  const NormArgs args{x.data, out.data, weight, eps};
-  ops_.emplace_back([this, args, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
-    each_row(pool, tokens ? sizes.tokens : sizes.logits, args.x.width,
-             [&](int64_t first, int64_t last) { kernels_.rms_norm(args, first, last); });
+void Program::embed_positions(const Matrix& table, const Buffer& out) {
+  const Part& last = table.parts.back();
+  positions_ = std::min(positions_, last.column + last.n);
+  scratch_floats_ = std::max(scratch_floats_, table.k);
+  ops_.emplace_back([this, table, out = out.data](Pool& pool, const StepSizes& sizes) {
+    each_row_on_thread(pool, sizes.tokens, table.k, [&](int64_t first, int64_t end, int thread) {
+      float* row = scratch(thread);
+      for (int64_t t = first; t < end; ++t) {
+        read_row(table, inputs_.positions[t], 1.0f, row);
+        float* to = out.values + t * out.stride;
+        for (int64_t i = 0; i < table.k; ++i) to[i] += row[i];
+      }
+    });
   });
+}
+
+// A kernel that takes each row for itself.
+template <class Args>
+void Program::add_row_op(void (*kernel)(const Args&, int64_t, int64_t), const Args& args,
+                         const Buffer& x) {
+  ops_.emplace_back([kernel, args, tokens = x.token_rows, width = x.data.width](
+                        Pool& pool, const StepSizes& sizes) {
+    each_row(pool, tokens ? sizes.tokens : sizes.logits, width,
+             [&](int64_t first, int64_t last) { kernel(args, first, last); });
+  });
+}
+
+void Program::rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate) {
+  add_row_op(kernels_.rms_norm, {x.data, out.data, norm.weight, nullptr, norm.eps, accumulate}, x);
+}
+
+void Program::layer_norm(const Buffer& x, const Norm& norm, const Buffer& out) {
+  add_row_op(kernels_.layer_norm, {x.data, out.data, norm.weight, norm.bias, norm.eps, false}, x);
 }
 
 void Program::linear(const Buffer& x, const Matrix& matrix, const Buffer& out, const float* bias,
@@ -91,46 +96,22 @@ void Program::linear(const Buffer& x, const Matrix& matrix, const Buffer& out, c
   for (const Part& part : matrix.parts) {
     const LinearArgs args{part, x.data, out.data.values, out.data.stride, bias, accumulate, false};
     ops_.emplace_back([this, args, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
-      run_linear(pool, args, tokens ? sizes.tokens : sizes.logits);
+      const int64_t rows = tokens ? sizes.tokens : sizes.logits;
+      if (rows == 0) return;
+      Product product{args, 0, rows};
+      run_products(pool, kernels_, &product, 1);
     });
   }
 }
 
-// Cut by columns and by whole row tiles, never along K.
-void Program::run_linear(Pool& pool, LinearArgs args, int64_t rows) const {
-  if (rows == 0) return;
-  args.stream = rows <= kStreamRows;
-  const auto kernel = kernels_.linear[static_cast<size_t>(args.part.type)];
-  const int64_t panel_work = args.part.k * kLanes;
-  const int64_t row_step = std::min(kMaxItemRows, round_up(rows, kRowTile));
-  const int64_t row_items = ceil_div(rows, row_step);
-  const int64_t wanted =
-      std::clamp<int64_t>(args.part.panels * panel_work * rows / kMinPieceWork, 1,
-                          kItemsPerThread * pool.threads());
-  int64_t panel_step = ceil_div(args.part.panels * row_items, wanted);
-  if (panel_step > 4) panel_step = round_up(panel_step, 4);
-  if (row_items > 1) panel_step = std::min(panel_step, kMaxItemPanels);
-  const int64_t panel_items = ceil_div(args.part.panels, panel_step);
-  pool.each(panel_items * row_items, [&](int64_t item, int) {
-    const int64_t panel = item / row_items * panel_step;
-    const int64_t row = item % row_items * row_step;
-    kernel(args, panel, std::min(args.part.panels, panel + panel_step), row,
-           std::min(rows, row + row_step));
-  });
-}
-
-void Program::rope_store(const Buffer& qkv, int64_t heads, const Rope& rope, int64_t group,
-                         int64_t layer) {
-  rope_positions_ = std::min(rope_positions_, rope.positions);
-  const size_t g = static_cast<size_t>(group);
-  const RopeArgs args{qkv.data.values, qkv.data.stride,  heads,
-                      rope.cos,        rope.sin,         rope.pairs,
-                      rope.interleaved, inputs_.positions, inputs_.slots[g],
-                      pools_[g].layer(layer)};
-  ops_.emplace_back([this, args, width = qkv.data.width](Pool& pool, const StepSizes& sizes) {
-    each_row(pool, sizes.tokens, width,
-             [&](int64_t first, int64_t last) { kernels_.rope_store(args, first, last); });
-  });
+void Program::rope_store(const Buffer& qkv, int64_t heads, const Rope& rope,
+                         const HeadNorms& norms, const KVPlace& place) {
+  positions_ = std::min(positions_, rope.positions);
+  const RopeArgs args{qkv.data.values,   qkv.data.stride,   heads,
+                      rope.cos,          rope.sin,          rope.pairs,
+                      rope.interleaved,  inputs_.positions, inputs_.slots[place.group],
+                      norms,             pools_[place.group].layer(place.layer)};
+  add_row_op(kernels_.rope_store, args, qkv);
 }
 
 size_t Program::plan_for(const AttentionShape& shape) {
@@ -143,22 +124,24 @@ size_t Program::plan_for(const AttentionShape& shape) {
   return static_cast<size_t>(known - plans_.begin());
 }
 
-void Program::attention(const Buffer& qkv, int64_t heads, int64_t group, int64_t layer,
-                        const Buffer& out, float scale) {
-  const size_t g = static_cast<size_t>(group);
-  const KVLayer kv = pools_[g].layer(layer);
+void Program::attention(const Buffer& qkv, int64_t heads, const KVPlace& place, const Buffer& out,
+                        const Masking& masking) {
+  const size_t g = place.group;
+  const KVLayer kv = pools_[g].layer(place.layer);
+  windows_[g] = std::max(windows_[g], masking.window);
   const AttentionShape shape{heads,
                              kv.kv_heads,
                              kv.padded_dim,
                              inputs_.max_tokens,
                              inputs_.table_blocks[g] * kv.block_size,
+                             masking.window,
                              backend_->threads()};
   const size_t plan = plan_for(shape);
   scratch_floats_ =
       std::max(scratch_floats_, attention_scratch_floats(shape.group(), kv.padded_dim));
   const AttentionArgs args{qkv.data.values,   qkv.data.stride,
                            out.data.values,   out.data.stride,
-                           heads,             scale,
+                           heads,             masking,
                            kv,                inputs_.positions,
                            inputs_.table_rows, inputs_.tables[g],
                            inputs_.table_blocks[g], nullptr};
@@ -167,10 +150,7 @@ void Program::attention(const Buffer& qkv, int64_t heads, int64_t group, int64_t
   });
   if (!out.data.keep_records) return;
   // A block of 32 may lie across two KV heads, so this waits for all of them.
-  ops_.emplace_back([this, args = QuantiseArgs{out.data}](Pool& pool, const StepSizes& sizes) {
-    each_row(pool, sizes.tokens, args.x.width,
-             [&](int64_t first, int64_t last) { kernels_.quantise(args, first, last); });
-  });
+  add_row_op(kernels_.quantise, {out.data}, out);
 }
 
 void Program::run_attention(Pool& pool, const AttentionArgs& shared, const AttentionPlan& plan) {
@@ -184,7 +164,7 @@ void Program::run_attention(Pool& pool, const AttentionArgs& shared, const Atten
   pool.each(items * ranges, [&](int64_t i, int thread) {
     const int64_t head = i % ranges * step;
     kernels_.attend(args, plan.items()[static_cast<size_t>(i / ranges)], {head, head + step},
-                    scratch_.get() + thread * scratch_floats_);
+                    scratch(thread));
   });
   const int64_t combines = static_cast<int64_t>(plan.combines().size());
   pool.each(combines * kv_heads, [&](int64_t i, int) {
@@ -195,11 +175,30 @@ void Program::run_attention(Pool& pool, const AttentionArgs& shared, const Atten
   });
 }
 
-void Program::gated_silu(const Buffer& gate_up, const Buffer& out) {
-  const GatedArgs args{gate_up.data, out.data};
-  ops_.emplace_back([this, args, tokens = out.token_rows](Pool& pool, const StepSizes& sizes) {
-    each_row(pool, tokens ? sizes.tokens : sizes.logits, args.gate_up.width,
-             [&](int64_t first, int64_t last) { kernels_.gated_silu(args, first, last); });
+void Program::gated(const Buffer& gate_up, Activation activation, const Buffer& out) {
+  add_row_op(kernels_.gated, {gate_up.data, out.data, activation}, gate_up);
+}
+
+void Program::activate(const Buffer& x, Activation activation, const Buffer& out) {
+  add_row_op(kernels_.activate, {x.data, out.data, activation}, x);
+}
+
+void Program::copy(const Buffer& x, const Buffer& out) {
+  add_row_op(kernels_.copy, {x.data, out.data}, x);
+}
+
+void Program::softcap(const Buffer& x, float cap) {
+  add_row_op(kernels_.softcap, {x.data, cap}, x);
+}
+
+void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
+                      std::vector<Matrix> down, const Buffer& out, const Routing& routing) {
+  Mixture mixture{x.data, router.data, std::move(gate_up), std::move(down), out.data, routing};
+  expert_memory_.fit(mixture, x.token_rows ? inputs_.max_tokens : inputs_.max_rows);
+  scratch_floats_ = std::max(scratch_floats_, round_up(mixture.experts(), kLanes));
+  const auto experts = std::make_shared<Experts>(std::move(mixture), kernels_, expert_memory_);
+  ops_.emplace_back([this, experts, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
+    experts->run(pool, tokens ? sizes.tokens : sizes.logits, scratch(0), scratch_floats_);
   });
 }
 
@@ -222,6 +221,7 @@ void Program::finish() {
     partial = std::max(partial, plan.partial_records() * partial_floats(plan.shape().padded_dim));
   }
   partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partial));
+  expert_memory_.allocate();
 }
 
 void Program::check_group(const StepSizes& sizes, size_t group) const {
@@ -240,7 +240,9 @@ void Program::check_group(const StepSizes& sizes, size_t group) const {
     if (last < inputs_.row_starts[r]) continue;
     const int32_t* table =
         inputs_.tables[group] + inputs_.table_rows[r] * inputs_.table_blocks[group];
-    for (int64_t b = 0; b <= inputs_.positions[last] / pool.block_size; ++b) {
+    // Blocks that no window reaches back to need not exist any more.
+    const int64_t seen = first_seen(inputs_.positions[inputs_.row_starts[r]], windows_[group]);
+    for (int64_t b = seen / pool.block_size; b <= inputs_.positions[last] / pool.block_size; ++b) {
       require(table[b] >= 0 && table[b] < pool.blocks, "a block table names no block of its pool");
     }
   }
@@ -264,8 +266,8 @@ void Program::check(const StepSizes& sizes) const {
   for (int64_t t = 0; t < sizes.tokens; ++t) {
     require(inputs_.token_ids[t] >= 0 && inputs_.token_ids[t] < vocabulary_,
             "a token id is outside the vocabulary");
-    require(inputs_.positions[t] >= 0 && inputs_.positions[t] < rope_positions_,
-            "a position is outside the window");
+    require(inputs_.positions[t] >= 0 && inputs_.positions[t] < positions_,
+            "a position is past the last of the model");
   }
   for (int64_t l = 0; l < sizes.logits; ++l) {
     require(inputs_.logit_tokens[l] >= 0 && inputs_.logit_tokens[l] < sizes.tokens,

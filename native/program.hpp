@@ -10,6 +10,7 @@
 
 #include "attention_plan.hpp"
 #include "backend.hpp"
+#include "experts.hpp"
 #include "matrix.hpp"
 
 namespace treadle {
@@ -54,12 +55,25 @@ struct Buffer {
   bool token_rows;
 };
 
+// Without pairs nothing is turned.
 struct Rope {
   const float* cos;
   const float* sin;
   int64_t positions;
   int64_t pairs;
   bool interleaved;
+};
+
+struct Norm {
+  const float* weight;
+  const float* bias;  // or null
+  float eps;
+};
+
+// One layer of one KV group.
+struct KVPlace {
+  size_t group;
+  int64_t layer;
 };
 
 class Program {
@@ -70,14 +84,21 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   void embed(const Matrix& table, const Buffer& out, float scale);
-  void rms_norm(const Buffer& x, const float* weight, float eps, const Buffer& out);
+  void embed_positions(const Matrix& table, const Buffer& out);
+  void rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate);
+  void layer_norm(const Buffer& x, const Norm& norm, const Buffer& out);
   void linear(const Buffer& x, const Matrix& matrix, const Buffer& out, const float* bias,
               bool accumulate);
-  void rope_store(const Buffer& qkv, int64_t heads, const Rope& rope, int64_t group,
-                  int64_t layer);
-  void attention(const Buffer& qkv, int64_t heads, int64_t group, int64_t layer,
-                 const Buffer& out, float scale);
-  void gated_silu(const Buffer& gate_up, const Buffer& out);
+  void rope_store(const Buffer& qkv, int64_t heads, const Rope& rope, const HeadNorms& norms,
+                  const KVPlace& place);
+  void attention(const Buffer& qkv, int64_t heads, const KVPlace& place, const Buffer& out,
+                 const Masking& masking);
+  void gated(const Buffer& gate_up, Activation activation, const Buffer& out);
+  void activate(const Buffer& x, Activation activation, const Buffer& out);
+  void copy(const Buffer& x, const Buffer& out);
+  void softcap(const Buffer& x, float cap);
+  void experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
+               std::vector<Matrix> down, const Buffer& out, const Routing& routing);
   void select(const Buffer& x, const Buffer& out);
   // Allocates what the ops share. No op may follow.
   void finish();
@@ -90,9 +111,12 @@ class Program {
 
   void check(const StepSizes& sizes) const;
   void check_group(const StepSizes& sizes, size_t group) const;
-  void run_linear(Pool& pool, LinearArgs args, int64_t rows) const;
+  template <class Args>
+  void add_row_op(void (*kernel)(const Args&, int64_t, int64_t), const Args& args,
+                  const Buffer& x);
   void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
   size_t plan_for(const AttentionShape& shape);
+  float* scratch(int thread) const { return scratch_.get() + thread * scratch_floats_; }
 
   std::shared_ptr<Backend> backend_;
   const Kernels& kernels_;
@@ -100,11 +124,15 @@ class Program {
   std::vector<KVPool> pools_;
   std::vector<Op> ops_;
   std::vector<AttentionPlan> plans_;
+  // Per KV group, the largest of the windows that attention has into it.
+  std::vector<int64_t> windows_;
+  // Bounds of token ids and of positions.
   int64_t vocabulary_;
-  int64_t rope_positions_;
+  int64_t positions_;
   int64_t scratch_floats_ = 0;
   std::unique_ptr<float[]> scratch_;
   std::unique_ptr<float[]> partials_;
+  ExpertMemory expert_memory_;
 };
 
 }  // namespace treadle

@@ -26,6 +26,8 @@ static constexpr int kWeightTypes = 6;
 enum class KVType : int32_t { kF32, kF16, kBF16 };
 static constexpr int kKVTypes = 3;
 
+enum class Activation : int32_t { kSilu, kGelu, kGeluTanh };
+
 static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
@@ -101,12 +103,26 @@ struct NormArgs {
   Activations x;
   Activations out;
   const float* weight;
+  const float* bias;  // of a layer norm, or null
   float eps;
+  bool accumulate;  // onto the float form of out, which then is its only one
 };
 
-struct GatedArgs {
-  Activations gate_up;
+// x is gate and up, side by side, where the activation is gated.
+struct ActivationArgs {
+  Activations x;
   Activations out;
+  Activation activation;
+};
+
+struct CopyArgs {
+  Activations x;
+  Activations out;
+};
+
+struct SoftcapArgs {
+  Activations x;
+  float cap;
 };
 
 struct QuantiseArgs {
@@ -129,6 +145,15 @@ struct KVLayer {
   int64_t v_offset;
 };
 
+// RMS norms of q and k; a span is how many values are normed together, a head or all of them.
+struct HeadNorms {
+  const float* q;  // or null: no norms
+  const float* k;
+  int64_t q_span;
+  int64_t k_span;
+  float eps;
+};
+
 struct RopeArgs {
   float* qkv;
   int64_t stride;
@@ -139,8 +164,23 @@ struct RopeArgs {
   bool interleaved;
   const int32_t* positions;
   const int32_t* slots;
+  HeadNorms norms;
   KVLayer kv;
 };
+
+// Longer than any context.
+static constexpr int64_t kNoWindow = int64_t{1} << 40;
+
+struct Masking {
+  float scale;
+  int64_t window;  // or kNoWindow
+  float softcap;   // or 0
+};
+
+// Where the token at `position` begins to see.
+static constexpr int64_t first_seen(int64_t position, int64_t window) {
+  return position < window ? 0 : position - window + 1;
+}
 
 struct AttentionArgs {
   const float* qkv;
@@ -148,7 +188,7 @@ struct AttentionArgs {
   float* out;
   int64_t out_stride;
   int64_t heads;
-  float scale;
+  Masking masking;
   KVLayer kv;
   const int32_t* positions;
   const int32_t* table_rows;
@@ -175,7 +215,7 @@ struct HeadRange {
   int64_t last;
 };
 
-// Adds up the partials of one token, all pieces, and writes its output.
+// Adds up the partials of one token, all the pieces it sees, and writes its output.
 struct CombineItem {
   int32_t token;
   int32_t pieces;
@@ -197,17 +237,49 @@ static constexpr int64_t attention_scratch_floats(int64_t group, int64_t padded_
   return queries * (kPiece + padded_dim + 6) + 2 * kPiece * padded_dim + 4 * kLanes;
 }
 
+// The choice of experts per row of router logits: top_k per row, ascending by expert.
+struct RouteArgs {
+  const float* logits;
+  int64_t stride;
+  int64_t experts;
+  int64_t top_k;
+  bool renormalise;
+  int32_t* chosen;
+  float* weights;
+};
+
+// out[row] += the row's results times their weights, of those that lie at places [first, last).
+struct MixArgs {
+  const float* results;  // that of place `first` comes first
+  int64_t results_stride;
+  const int32_t* places;  // [row][top_k]
+  const float* weights;   // [row][top_k]
+  int64_t top_k;
+  int64_t first;
+  int64_t last;
+  float* out;
+  int64_t out_stride;
+  int64_t width;
+};
+
 // The kernels of one instruction set. Ranges are [first, last).
 struct Kernels {
   const char* name;
   void (*linear[kWeightTypes])(const LinearArgs&, int64_t first_panel, int64_t last_panel,
                                int64_t first_row, int64_t last_row);
   void (*rms_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
-  void (*gated_silu)(const GatedArgs&, int64_t first_row, int64_t last_row);
+  void (*layer_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
+  void (*gated)(const ActivationArgs&, int64_t first_row, int64_t last_row);
+  void (*activate)(const ActivationArgs&, int64_t first_row, int64_t last_row);
+  void (*copy)(const CopyArgs&, int64_t first_row, int64_t last_row);
+  void (*softcap)(const SoftcapArgs&, int64_t first_row, int64_t last_row);
   void (*quantise)(const QuantiseArgs&, int64_t first_row, int64_t last_row);
   void (*rope_store)(const RopeArgs&, int64_t first_token, int64_t last_token);
   void (*attend)(const AttentionArgs&, const AttentionItem&, const HeadRange&, float* scratch);
   void (*combine)(const AttentionArgs&, const CombineItem&, int64_t head);
+  // `scratch` has room for a row of logits, in whole vectors.
+  void (*route)(const RouteArgs&, int64_t first_row, int64_t last_row, float* scratch);
+  void (*mix)(const MixArgs&, int64_t first_row, int64_t last_row);
   // Over one row of logits. NaN is never the largest.
   float (*largest)(const float* x, int64_t n);
   int64_t (*first_equal)(const float* x, int64_t n, float value);

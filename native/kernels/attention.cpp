@@ -2,8 +2,11 @@
 //
 // Within a piece, per query: a score is the dot product in order of the dimensions; then the
 // largest score, exponentials, their sum over 16 lanes; then the weighted sum of V in token order.
-// Pieces are combined in order of position. Which queries share a pass, where blocks lie and
-// whether pieces are spread over threads changes none of it.
+// Pieces are combined in order of position, from the first that the query sees. Which queries share
+// a pass, where blocks lie and whether pieces are spread over threads changes none of it.
+//
+// What a query may not see weighs nothing: its score may be made from whatever lies there, lanes
+// being independent, but is dropped before the maximum, and its V is not read.
 #include "variant.hpp"
 
 namespace treadle::TREADLE_VARIANT {
@@ -41,7 +44,7 @@ void score_tile(const Queries& q, const K* const* keys, int64_t first, int64_t f
       for (int g = 0; g < G; ++g) sums[r][g] = fma(value, key[g], sums[r][g]);
     }
   }
-  const F scale = set1(q.args.scale);
+  const F scale = set1(q.args.masking.scale);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -52,8 +55,9 @@ void score_tile(const Queries& q, const K* const* keys, int64_t first, int64_t f
 }
 
 template <class K, int R>
-void score_queries(const Queries& q, const K* const* keys, int64_t first, int64_t groups) {
-  int64_t g = 0;
+void score_queries(const Queries& q, const K* const* keys, int64_t first, Seen seen) {
+  const int64_t groups = ceil_div(seen.to, kLanes);
+  int64_t g = seen.from / kLanes;
   for (; g + kTileVectors <= groups; g += kTileVectors) {
     score_tile<K, R, kTileVectors>(q, keys, first, g);
   }
@@ -73,21 +77,32 @@ void in_tiles(int64_t first, int64_t last, Body body) {
   if constexpr (R > 1) in_tiles<R - 1>(first, last, body);
 }
 
-// Scores become weights; what a query may not see weighs nothing.
+// Scores of group g of a piece, -inf where the query does not see.
+F masked_scores(const Queries& q, const float* row, int g, Seen seen) {
+  const F hidden = set1(-__builtin_inff());
+  const int64_t from = seen.from - g * kLanes;
+  const int64_t to = seen.to - g * kLanes;
+  if (to <= 0 || from >= kLanes) return hidden;
+  F score = load(row + g * kLanes);
+  if (q.args.masking.softcap > 0) score = capped(score, set1(q.args.masking.softcap));
+  if (from > 0) score = select(first_lanes(from), hidden, score);
+  return select(first_lanes(to), score, hidden);
+}
+
+// Scores become weights.
 void soften(const Queries& q, int64_t i, int64_t base) {
-  const int64_t visible = q.visible(i, base);
+  const Seen seen = q.seen(i, base);
   float* row = q.scores + i * kPiece;
   F score[kGroups];
   F top = set1(-__builtin_inff());
   for (int g = 0; g < kGroups; ++g) {
-    score[g] = set1(-__builtin_inff());
-    const int64_t n = visible - g * kLanes;
-    if (n > 0) score[g] = select(first_lanes(n), load(row + g * kLanes), score[g]);
+    score[g] = masked_scores(q, row, g, seen);
     top = max(top, score[g]);
   }
   const float max = max_lanes(top);
   for (int g = 0; g < kGroups; ++g) {
-    score[g] = visible > g * kLanes ? exponential(sub(score[g], set1(max))) : zero();
+    const bool any = seen.from < (g + 1) * kLanes && seen.to > g * kLanes;
+    score[g] = any ? exponential(sub(score[g], set1(max))) : zero();
     store(row + g * kLanes, score[g]);
   }
   q.piece_max[i] = max;
@@ -115,9 +130,9 @@ F merge_values(F so_far, F old_factor, F piece, F piece_factor) {
   return fma(so_far, old_factor, mul(piece, piece_factor));
 }
 
-void merge_sums(const Queries& q, int64_t first) {
-  for (int64_t i = first; i < q.count; i += kLanes) {
-    const int64_t n = q.count - i;
+void merge_sums(const Queries& q, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; i += kLanes) {
+    const int64_t n = last - i;
     const Merge m = merge(load(q.max + i, n), load(q.sum + i, n), load(q.piece_max + i, n),
                           load(q.piece_sum + i, n));
     store(q.max + i, m.max, n);
@@ -129,10 +144,14 @@ void merge_sums(const Queries& q, int64_t first) {
 
 // Where the weighted values of a piece go.
 enum class Into { kFirst, kMerged, kPartial };
+struct Target {
+  Into into;
+  int64_t piece;
+};
 
 template <class T, int R, int V>
-void value_tile(const Queries& q, const T* const* values, int64_t first, int64_t tokens,
-                int64_t dim, Into into, int64_t piece) {
+void value_tile(const Queries& q, const T* const* values, int64_t first, Seen seen, int64_t dim,
+                Target target) {
   const int64_t padded = q.args.kv.padded_dim;
   F sums[R][V];
 #pragma GCC unroll 8
@@ -141,7 +160,7 @@ void value_tile(const Queries& q, const T* const* values, int64_t first, int64_t
     for (int v = 0; v < V; ++v) sums[r][v] = zero();
   }
   const float* weights = q.scores + first * kPiece;
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = seen.from; t < seen.to; ++t) {
     q.ahead->advance();
     q.ahead->advance();
     const T* row = values[t] + dim;
@@ -158,12 +177,13 @@ void value_tile(const Queries& q, const T* const* values, int64_t first, int64_t
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const int64_t i = first + r;
-    float* to = into == Into::kPartial ? q.partial(i, piece) + kLanes : q.values + i * padded;
+    float* to = target.into == Into::kPartial ? q.partial(i, target.piece) + kLanes
+                                              : q.values + i * padded;
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* at = to + dim + v * kLanes;
       F sum = sums[r][v];
-      if (into == Into::kMerged) {
+      if (target.into == Into::kMerged) {
         sum = merge_values(load(at), set1(q.old_factor[i]), sum, set1(q.piece_factor[i]));
       }
       store(at, sum);
@@ -171,55 +191,65 @@ void value_tile(const Queries& q, const T* const* values, int64_t first, int64_t
   }
 }
 
-// Queries [first, last) see the same number of the piece's tokens.
+// Queries [first, last) see the same of the piece.
 template <class T>
-void weigh_values(const Queries& q, const T* const* values, int64_t first, int64_t last,
-                  int64_t tokens, Into into, int64_t piece) {
+void weigh_alike(const Queries& q, const T* const* values, int64_t first, int64_t last, Seen seen,
+                 Target target) {
   in_tiles<kTileQueries>(first, last, [&]<int R>(int64_t i) {
     int64_t dim = 0;
     for (; dim + kTileVectors * kLanes <= q.args.kv.padded_dim; dim += kTileVectors * kLanes) {
-      value_tile<T, R, kTileVectors>(q, values, i, tokens, dim, into, piece);
+      value_tile<T, R, kTileVectors>(q, values, i, seen, dim, target);
     }
     for (; dim < q.args.kv.padded_dim; dim += kLanes) {
-      value_tile<T, R, 1>(q, values, i, tokens, dim, into, piece);
+      value_tile<T, R, 1>(q, values, i, seen, dim, target);
     }
   });
 }
 
-template <class K, class V>
-void attend_piece(const Queries& q, const Source<K, V>& source, int64_t piece, int64_t first) {
-  const int64_t base = piece * kPiece;
-  const int64_t groups = ceil_div(q.visible(q.count - 1, base), kLanes);
-  in_tiles<kTileQueries>(first, q.count, [&]<int R>(int64_t i) {
-    score_queries<K, R>(q, source.keys, i, groups);
-  });
-  for (int64_t i = first; i < q.count; ++i) soften(q, i, base);
+template <class T>
+void weigh_values(const Queries& q, const T* const* values, int64_t first, int64_t last,
+                  Target target) {
+  if (first == last) return;
+  const int64_t base = target.piece * kPiece;
+  if (q.seen(first, base).to == kPiece && q.seen(last - 1, base).from == 0) {
+    weigh_alike(q, values, first, last, {0, kPiece}, target);
+    return;
+  }
+  for (int64_t i = first; i < last; i += q.group) {
+    weigh_alike(q, values, i, i + q.group, q.seen(i, base), target);
+  }
+}
 
-  Into into = Into::kMerged;
+// Queries [first, last) see some of the piece.
+template <class K, class V>
+void attend_piece(const Queries& q, const Source<K, V>& source, int64_t piece, int64_t first,
+                  int64_t last) {
+  const int64_t base = piece * kPiece;
+  const Seen seen = q.seen_by(first, last, base);
+  in_tiles<kTileQueries>(first, last, [&]<int R>(int64_t i) {
+    score_queries<K, R>(q, source.keys, i, seen);
+  });
+  for (int64_t i = first; i < last; ++i) soften(q, i, base);
+
   if (q.item.partial >= 0) {
-    into = Into::kPartial;
-    for (int64_t i = first; i < q.count; ++i) {
+    for (int64_t i = first; i < last; ++i) {
       float* record = q.partial(i, piece);
       record[0] = q.piece_max[i];
       record[1] = q.piece_sum[i];
     }
-  } else if (piece == 0) {
-    into = Into::kFirst;
-    for (int64_t i = first; i < q.count; ++i) {
-      q.max[i] = q.piece_max[i];
-      q.sum[i] = q.piece_sum[i];
-    }
-  } else {
-    merge_sums(q, first);
-  }
-
-  if (q.visible(first, base) == kPiece) {
-    weigh_values(q, source.values, first, q.count, kPiece, into, piece);
+    weigh_values(q, source.values, first, last, {Into::kPartial, piece});
     return;
   }
-  for (int64_t i = first; i < q.count; i += q.group) {
-    weigh_values(q, source.values, i, i + q.group, q.visible(i, base), into, piece);
+  // Later queries may begin to see where earlier ones go on.
+  int64_t begun = last;
+  while (begun > first && q.starts_at(piece, begun - 1)) begun -= q.group;
+  merge_sums(q, first, begun);
+  weigh_values(q, source.values, first, begun, {Into::kMerged, piece});
+  for (int64_t i = begun; i < last; ++i) {
+    q.max[i] = q.piece_max[i];
+    q.sum[i] = q.piece_sum[i];
   }
+  weigh_values(q, source.values, begun, last, {Into::kFirst, piece});
 }
 
 const uint8_t* head_of(const AttentionArgs& a, const AttentionItem& item, int64_t kv_head,
@@ -231,10 +261,10 @@ const uint8_t* head_of(const AttentionArgs& a, const AttentionItem& item, int64_
 
 // Reads grouped blocks where they are. Only groups with a visible token have a block.
 template <class T>
-Source<T, T> find_groups(const Queries& q, int64_t base, int64_t tokens) {
+Source<T, T> find_groups(const Queries& q, int64_t base, Seen seen) {
   const KVLayer& kv = q.args.kv;
   Source<T, T> source{};
-  for (int64_t t = 0; t < tokens; t += kLanes) {
+  for (int64_t t = seen.from / kLanes * kLanes; t < seen.to; t += kLanes) {
     const uint8_t* head = head_of(q.args, q.item, q.kv_head, base + t);
     const int64_t offset = (base + t) % kv.block_size;
     source.keys[t / kLanes] = reinterpret_cast<const T*>(head) + offset * kv.head_dim;
@@ -250,15 +280,15 @@ float* scratch_keys(const Queries& q, int64_t group) {
 
 // Widens a piece once for many queries.
 template <class T>
-Source<float, float> widen(const Queries& q, const Source<T, T>& from, int64_t tokens) {
+Source<float, float> widen(const Queries& q, const Source<T, T>& from, Seen seen) {
   const KVLayer& kv = q.args.kv;
   Source<float, float> source{};
-  for (int64_t g = 0; g * kLanes < tokens; ++g) {
+  for (int64_t g = seen.from / kLanes; g * kLanes < seen.to; ++g) {
     float* keys = scratch_keys(q, g);
     for (int64_t i = 0; i < kv.head_dim; ++i) store(keys + i * 16, load(from.keys[g] + i * 16));
     source.keys[g] = keys;
   }
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = seen.from; t < seen.to; ++t) {
     float* values = q.values_scratch + t * kv.padded_dim;
     for (int64_t d = 0; d < kv.padded_dim; d += kLanes) store(values + d, load(from.values[t] + d));
     source.values[t] = values;
@@ -287,18 +317,20 @@ constexpr int kLinesPerTurn = 32;
 
 // Collects a piece from blocks whose size is no multiple of 16, token by token.
 template <class T>
-Source<float, T> gather(const Queries& q, int64_t base, int64_t tokens) {
+Source<float, T> gather(const Queries& q, int64_t base, Seen seen) {
   const KVLayer& kv = q.args.kv;
   Source<float, T> source{};
   const T* keys[kPiece];
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = seen.from; t < seen.to; ++t) {
     const uint8_t* head = head_of(q.args, q.item, q.kv_head, base + t);
     const int64_t offset = (base + t) % kv.block_size * kv.padded_dim;
     keys[t] = reinterpret_cast<const T*>(head) + offset;
     source.values[t] = reinterpret_cast<const T*>(head + kv.v_offset) + offset;
   }
-  for (int64_t t = tokens; t % kLanes != 0; ++t) keys[t] = keys[tokens - 1];
-  for (int64_t g = 0; g * kLanes < tokens; ++g) {
+  // Nobody looks at the scores of the tokens that fill up the outer groups.
+  for (int64_t t = seen.from; t % kLanes != 0; --t) keys[t - 1] = keys[seen.from];
+  for (int64_t t = seen.to; t % kLanes != 0; ++t) keys[t] = keys[seen.to - 1];
+  for (int64_t g = seen.from / kLanes; g * kLanes < seen.to; ++g) {
     for (int line = 0; line < kLinesPerTurn; ++line) q.ahead->advance();
     turn_rows(keys + g * kLanes, kv.head_dim, scratch_keys(q, g));
     source.keys[g] = scratch_keys(q, g);
@@ -325,10 +357,10 @@ constexpr int64_t kWidenFrom = 12;
 void plan_ahead(const Queries& q, int64_t kv_head, int64_t piece, Ahead& ahead) {
   const KVLayer& kv = q.args.kv;
   const int64_t base = piece * kPiece;
-  const int64_t tokens = q.visible(q.count - 1, base);
+  const Seen seen = q.seen_by(0, q.count, base);
   const int64_t row_bytes = (kv.head_bytes - kv.v_offset) / kv.block_size;
   const int64_t run = kv.grouped ? kLanes : 1;
-  for (int64_t t = 0; t < tokens; t += run) {
+  for (int64_t t = seen.from / run * run; t < seen.to; t += run) {
     const uint8_t* head = head_of(q.args, q.item, kv_head, base + t);
     const int64_t offset = (base + t) % kv.block_size * row_bytes;
     ahead.add(head + offset);
@@ -340,18 +372,20 @@ void plan_ahead(const Queries& q, int64_t kv_head, int64_t piece, Ahead& ahead) 
 template <class T>
 void attend_piece_from_cache(Queries& q, int64_t piece) {
   const int64_t base = piece * kPiece;
-  const int64_t tokens = q.visible(q.count - 1, base);
   int64_t first = 0;
-  while (q.visible(first, base) <= 0) first += q.group;
+  while (q.seen(first, base).to <= 0) first += q.group;
+  int64_t last = q.count;
+  while (q.seen(last - 1, base).from >= kPiece) last -= q.group;
+  const Seen seen = q.seen_by(first, last, base);
   if (!q.args.kv.grouped) {
-    attend_piece(q, gather<T>(q, base, tokens), piece, first);
+    attend_piece(q, gather<T>(q, base, seen), piece, first, last);
     return;
   }
-  const Source<T, T> source = find_groups<T>(q, base, tokens);
+  const Source<T, T> source = find_groups<T>(q, base, seen);
   if (sizeof(T) < sizeof(float) && q.count >= kWidenFrom) {
-    attend_piece(q, widen(q, source, tokens), piece, first);
+    attend_piece(q, widen(q, source, seen), piece, first, last);
   } else {
-    attend_piece(q, source, piece, first);
+    attend_piece(q, source, piece, first, last);
   }
 }
 

@@ -40,6 +40,12 @@ class Ahead {
   int64_t run_bytes_ = 0;
 };
 
+// Tokens [from, to) of a piece: what a query sees of it.
+struct Seen {
+  int64_t from;
+  int64_t to;
+};
+
 // The queries of one item and one KV head, position by position, and what is known of each.
 struct Queries {
   const AttentionArgs& args;
@@ -63,10 +69,21 @@ struct Queries {
     return args.qkv + (item.token + i / group) * args.stride +
            (kv_head * group + i % group) * args.kv.head_dim;
   }
-  // Tokens of the piece at `base` that query i may see.
-  int64_t visible(int64_t i, int64_t base) const {
-    const int64_t n = args.positions[item.token] + i / group + 1 - base;
-    return n < kPiece ? n : kPiece;
+  int64_t position(int64_t i) const { return args.positions[item.token] + i / group; }
+  // What query i sees of the piece at `base`. Both ends rise with i, so the first query of some
+  // sees least of the later tokens, and the last least of the earlier ones.
+  Seen seen(int64_t i, int64_t base) const {
+    const int64_t from = first_seen(position(i), args.masking.window) - base;
+    const int64_t to = position(i) + 1 - base;
+    return {from > 0 ? from : 0, to < kPiece ? to : kPiece};
+  }
+  // What any of queries [first, last) sees of it.
+  Seen seen_by(int64_t first, int64_t last, int64_t base) const {
+    return {seen(first, base).from, seen(last - 1, base).to};
+  }
+  // Whether `piece` is the first that query i sees.
+  bool starts_at(int64_t piece, int64_t i) const {
+    return first_seen(position(i), args.masking.window) / kPiece == piece;
   }
   float* partial(int64_t i, int64_t piece) const {
     const int64_t record = item.partial + (piece - item.first_piece) * item.count * args.heads +

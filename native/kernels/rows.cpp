@@ -1,5 +1,7 @@
-// Kernels that work on each row for itself: norm, gated activation, quantisation, RoPE.
+// Kernels that work on each row for itself: norms, activations, quantisation.
 #include "variant.hpp"
+
+#include "norm.hpp"
 
 namespace treadle::TREADLE_VARIANT {
 namespace {
@@ -57,85 +59,16 @@ void write_row(const Activations& out, int64_t row, Value value) {
   }
 }
 
-F load_upto(const float* p, int64_t n) { return n >= kLanes ? load(p) : load(p, n); }
-
-// 64 partial sums, each over every 64th element, folded in a fixed order.
-float sum_of_squares(const float* x, int64_t n) {
-  F sums[4] = {zero(), zero(), zero(), zero()};
-  for (int64_t i = 0, j = 0; i < n; i += kLanes, j = (j + 1) % 4) {
-    const F v = load_upto(x + i, n - i);
-    sums[j] = fma(v, v, sums[j]);
-  }
-  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-}
-
-void rotate_halves(float* head, const float* cos, const float* sin, int64_t pairs) {
-  for (int64_t i = 0; i < pairs; i += kLanes) {
-    const int64_t n = pairs - i;
-    const F c = load_upto(cos + i, n);
-    const F s = load_upto(sin + i, n);
-    const F a = load_upto(head + i, n);
-    const F b = load_upto(head + pairs + i, n);
-    store(head + i, fma(a, c, mul(b, sub(zero(), s))), n);
-    store(head + pairs + i, fma(b, c, mul(a, s)), n);
-  }
-}
-
-void rotate_neighbours(float* head, const float* cos, const float* sin, int64_t pairs) {
-  for (int64_t i = 0; i < pairs; i += kLanes) {
-    const int64_t n = pairs - i;
-    const int64_t more = 2 * n > kLanes ? 2 * n - kLanes : 0;
-    const F c = load_upto(cos + i, n);
-    const F s = load_upto(sin + i, n);
-    float* at = head + 2 * i;
-    F a;
-    F b;
-    deinterleave(load_upto(at, 2 * n), load_upto(at + kLanes, more), a, b);
-    const F turned_a = fma(a, c, mul(b, sub(zero(), s)));
-    const F turned_b = fma(b, c, mul(a, s));
-    interleave(turned_a, turned_b, a, b);
-    store(at, a, 2 * n);
-    store(at + kLanes, b, more);
-  }
-}
-
-void store_rounded(float* p, F x) { store(p, x); }
-void store_rounded(Half* p, F x) { store(p, x); }
-// To nearest, ties to even; a NaN keeps a fraction bit.
-void store_rounded(Brain* p, F x) {
-  const I u = bits(x);
-  const I odd = bit_and(shift_right<16>(u), set1(1));
-  const I rounded = shift_right<16>(add(u, add(odd, set1(0x7fff))));
-  const I nan = bit_or(shift_right<16>(u), set1(0x40));
-  store_low16(reinterpret_cast<uint16_t*>(p), select(equal(x, x), rounded, nan));
-}
-
-template <class T>
-void store_kv(const RopeArgs& a, int64_t token) {
-  const KVLayer& kv = a.kv;
-  const int64_t slot = a.slots[token];
-  const int64_t offset = slot % kv.block_size;
-  const float* k = a.qkv + token * a.stride + a.heads * kv.head_dim;
-  const float* v = k + kv.kv_heads * kv.head_dim;
-  for (int64_t h = 0; h < kv.kv_heads; ++h, k += kv.head_dim, v += kv.head_dim) {
-    uint8_t* head = kv.data + slot / kv.block_size * kv.block_bytes + h * kv.head_bytes;
-    T* keys = reinterpret_cast<T*>(head);
-    T* values = reinterpret_cast<T*>(head + kv.v_offset) + offset * kv.padded_dim;
-    T* key_row = keys + offset * kv.padded_dim;
-    T* key_column = keys + offset / kLanes * kLanes * kv.head_dim + offset % kLanes;
-    for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
-      const int64_t n = kv.head_dim - d;
-      store_rounded(values + d, load_upto(v + d, n));
-      if (!kv.grouped) {
-        store_rounded(key_row + d, load_upto(k + d, n));
-        continue;
-      }
-      T lanes[kLanes];
-      store_rounded(lanes, load_upto(k + d, n));
-      for (int64_t i = 0; i < (n < kLanes ? n : kLanes); ++i) {
-        key_column[(d + i) * kLanes] = lanes[i];
-      }
-    }
+// Calls body(f) with f the function of 16 lanes that `activation` names.
+template <class Body>
+void with_activation(Activation activation, Body body) {
+  switch (activation) {
+    case Activation::kSilu:
+      return body([](F x) { return silu(x); });
+    case Activation::kGelu:
+      return body([](F x) { return gelu(x); });
+    case Activation::kGeluTanh:
+      return body([](F x) { return gelu_tanh(x); });
   }
 }
 
@@ -144,21 +77,75 @@ void store_kv(const RopeArgs& a, int64_t token) {
 void rms_norm(const NormArgs& a, int64_t first_row, int64_t last_row) {
   for (int64_t row = first_row; row < last_row; ++row) {
     const float* x = a.x.values + row * a.x.stride;
-    const float mean = sum_of_squares(x, a.x.width) / static_cast<float>(a.x.width);
-    const F inverse = set1(1.0f / square_root(mean + a.eps));
-    write_row(a.out, row, [&](int64_t i, int64_t n) {
+    const F inverse = inverse_rms(x, a.x.width, a.eps);
+    const auto normed = [&](int64_t i, int64_t n) {
       return mul(mul(load_upto(x + i, n), inverse), load_upto(a.weight + i, n));
+    };
+    if (!a.accumulate) {
+      write_row(a.out, row, normed);
+      continue;
+    }
+    const float* so_far = a.out.values + row * a.out.stride;
+    write_row(a.out, row, [&](int64_t i, int64_t n) {
+      return add(load_upto(so_far + i, n), normed(i, n));
     });
   }
 }
 
-void gated_silu(const GatedArgs& a, int64_t first_row, int64_t last_row) {
+void layer_norm(const NormArgs& a, int64_t first_row, int64_t last_row) {
+  const int64_t width = a.x.width;
   for (int64_t row = first_row; row < last_row; ++row) {
-    const float* gate = a.gate_up.values + row * a.gate_up.stride;
-    const float* up = gate + a.out.width;
-    write_row(a.out, row, [&](int64_t i, int64_t n) {
-      return mul(silu(load_upto(gate + i, n)), load_upto(up + i, n));
+    const float* x = a.x.values + row * a.x.stride;
+    const float sum = fold(width, [&](F so_far, int64_t i, int64_t left) {
+      return add(so_far, load_upto(x + i, left));
     });
+    const F mean = set1(sum / static_cast<float>(width));
+    const float squares = fold(width, [&](F so_far, int64_t i, int64_t left) {
+      const F apart = select(first_lanes(left), sub(load_upto(x + i, left), mean), zero());
+      return fma(apart, apart, so_far);
+    });
+    const F inverse = set1(1.0f / square_root(squares / static_cast<float>(width) + a.eps));
+    write_row(a.out, row, [&](int64_t i, int64_t n) {
+      const F normed =
+          mul(mul(sub(load_upto(x + i, n), mean), inverse), load_upto(a.weight + i, n));
+      return a.bias == nullptr ? normed : add(normed, load_upto(a.bias + i, n));
+    });
+  }
+}
+
+void gated(const ActivationArgs& a, int64_t first_row, int64_t last_row) {
+  with_activation(a.activation, [&](auto bend) {
+    for (int64_t row = first_row; row < last_row; ++row) {
+      const float* gate = a.x.values + row * a.x.stride;
+      const float* up = gate + a.out.width;
+      write_row(a.out, row, [&](int64_t i, int64_t n) {
+        return mul(bend(load_upto(gate + i, n)), load_upto(up + i, n));
+      });
+    }
+  });
+}
+
+void activate(const ActivationArgs& a, int64_t first_row, int64_t last_row) {
+  with_activation(a.activation, [&](auto bend) {
+    for (int64_t row = first_row; row < last_row; ++row) {
+      const float* x = a.x.values + row * a.x.stride;
+      write_row(a.out, row, [&](int64_t i, int64_t n) { return bend(load_upto(x + i, n)); });
+    }
+  });
+}
+
+void copy(const CopyArgs& a, int64_t first_row, int64_t last_row) {
+  for (int64_t row = first_row; row < last_row; ++row) {
+    const float* x = a.x.values + row * a.x.stride;
+    write_row(a.out, row, [&](int64_t i, int64_t n) { return load_upto(x + i, n); });
+  }
+}
+
+void softcap(const SoftcapArgs& a, int64_t first_row, int64_t last_row) {
+  const F cap = set1(a.cap);
+  for (int64_t row = first_row; row < last_row; ++row) {
+    const float* x = a.x.values + row * a.x.stride;
+    write_row(a.x, row, [&](int64_t i, int64_t n) { return capped(load_upto(x + i, n), cap); });
   }
 }
 
@@ -168,32 +155,6 @@ void quantise(const QuantiseArgs& a, int64_t first_row, int64_t last_row) {
   for (int64_t row = first_row; row < last_row; ++row) {
     const float* x = a.x.values + row * a.x.stride;
     write_row(out, row, [&](int64_t i, int64_t) { return load(x + i); });
-  }
-}
-
-void rope_store(const RopeArgs& a, int64_t first_token, int64_t last_token) {
-  for (int64_t token = first_token; token < last_token; ++token) {
-    const float* cos = a.cos + a.positions[token] * a.pairs;
-    const float* sin = a.sin + a.positions[token] * a.pairs;
-    float* head = a.qkv + token * a.stride;
-    for (int64_t h = 0; h < a.heads + a.kv.kv_heads; ++h, head += a.kv.head_dim) {
-      if (a.interleaved) {
-        rotate_neighbours(head, cos, sin, a.pairs);
-      } else {
-        rotate_halves(head, cos, sin, a.pairs);
-      }
-    }
-    switch (a.kv.type) {
-      case KVType::kF32:
-        store_kv<float>(a, token);
-        break;
-      case KVType::kF16:
-        store_kv<Half>(a, token);
-        break;
-      case KVType::kBF16:
-        store_kv<Brain>(a, token);
-        break;
-    }
   }
 }
 

@@ -29,11 +29,17 @@ void linear_float(const LinearArgs&, int64_t, int64_t, int64_t, int64_t);
 template <WeightType kType>
 void linear_quant(const LinearArgs&, int64_t, int64_t, int64_t, int64_t);
 void rms_norm(const NormArgs&, int64_t, int64_t);
-void gated_silu(const GatedArgs&, int64_t, int64_t);
+void layer_norm(const NormArgs&, int64_t, int64_t);
+void gated(const ActivationArgs&, int64_t, int64_t);
+void activate(const ActivationArgs&, int64_t, int64_t);
+void copy(const CopyArgs&, int64_t, int64_t);
+void softcap(const SoftcapArgs&, int64_t, int64_t);
 void quantise(const QuantiseArgs&, int64_t, int64_t);
 void rope_store(const RopeArgs&, int64_t, int64_t);
 void attend(const AttentionArgs&, const AttentionItem&, const HeadRange&, float*);
 void combine(const AttentionArgs&, const CombineItem&, int64_t);
+void route(const RouteArgs&, int64_t, int64_t, float*);
+void mix(const MixArgs&, int64_t, int64_t);
 float largest(const float*, int64_t);
 int64_t first_equal(const float*, int64_t, float);
 void exponentials(const float*, int64_t, float, float, float*, float*);

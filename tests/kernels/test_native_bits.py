@@ -22,6 +22,7 @@ from treadle.kernels.ops import (
     KVSpec,
     KVType,
     LogitEdits,
+    Masking,
     Matrix,
     RawTensor,
     RopeTable,
@@ -109,7 +110,7 @@ class Network:
             r.rms_norm(x, self._norm(), 1e-5, normed)
             r.linear(normed, self._matrix(qkv.width, HIDDEN), qkv)
             r.rope_store(qkv, HEADS, rope, kv)
-            r.attention(qkv, HEADS, kv, attended, scale=0.3)
+            r.attention(qkv, HEADS, kv, attended, masking=Masking(0.3))
             r.linear(attended, out, x, accumulate=True)
             r.rms_norm(x, self._norm(), 1e-5, normed)
             r.linear(normed, self._matrix(2 * FFN, HIDDEN), gate_up)

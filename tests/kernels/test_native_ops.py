@@ -19,6 +19,7 @@ from treadle.kernels.ops import (
     Buffer,
     KVLayer,
     KVSpec,
+    Masking,
     RawTensor,
     Recorder,
     RopeTable,
@@ -152,7 +153,7 @@ def attention(backend: NativeBackend, spec: KVSpec, heads: int, scale: float = 1
 
     def record(recorder: Recorder, source: Buffer, out: Buffer) -> None:
         recorder.rope_store(source, heads, no_rotation(spec.head_dim), KVLayer(0, 0))
-        recorder.attention(source, heads, KVLayer(0, 0), out, scale=scale)
+        recorder.attention(source, heads, KVLayer(0, 0), out, masking=Masking(scale))
 
     limits = StepLimits(400, 400, (400 // spec.block_size + 1,))
     return Paged(backend, pool, record, heads=heads, limits=limits)
@@ -286,7 +287,7 @@ def test_bad_input_is_refused_when_recording(native: NativeBackend, desk: Bench)
     with pytest.raises(ValueError, match="row per"):
         r.select(x, out)
     with pytest.raises(ValueError, match="no layer 1"):
-        r.attention(r.buffer(Rows.TOKENS, 48), 1, KVLayer(0, 1), x, scale=1)
+        r.attention(r.buffer(Rows.TOKENS, 48), 1, KVLayer(0, 1), x, masking=Masking(1))
     with pytest.raises(ValueError, match="another recording"):
         native.recorder(inputs, [pool]).embed(matrix, x)
     with pytest.raises(ValueError, match="KV pools"):
@@ -307,7 +308,7 @@ def test_bad_indices_are_refused_when_run(native: NativeBackend) -> None:
     logits = r.buffer(Rows.LOGITS, 16)
     r.embed(native.matrix([table]), x)
     r.rope_store(x, 1, no_rotation(16), KVLayer(0, 0))
-    r.attention(x, 1, KVLayer(0, 0), out, scale=1)
+    r.attention(x, 1, KVLayer(0, 0), out, masking=Masking(1))
     r.select(out, logits)
     program = r.finish(logits)
     inputs.row_starts[1] = 1

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.kernels.ops import Buffer, KVLayer, KVSpec, Recorder, RopeTable, StepLimits
+from treadle.kernels.ops import (
+    Buffer,
+    KVLayer,
+    KVSpec,
+    Masking,
+    Recorder,
+    RopeTable,
+    StepLimits,
+)
 
 TYPES = {"f32": np.float32, "f16": np.float16}
 
@@ -86,7 +94,7 @@ class Rows:
 
         def record(recorder: Recorder, qkv: Buffer, out: Buffer) -> None:
             recorder.rope_store(qkv, self.heads, rope, kv)
-            recorder.attention(qkv, self.heads, kv, out, scale=self.scale)
+            recorder.attention(qkv, self.heads, kv, out, masking=Masking(self.scale))
 
         pool = self._backend.kv_pool(spec, sum(blocks))
         total = sum(lengths)

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.pytorch_utils import Conv1D
 
 from treadle.kernels.ops import Backend, FloatArray, KVType, StepInputs, StepLimits
 from treadle.models.loader import Model
@@ -29,27 +30,33 @@ def our_logits(
     """Logits of every position of one row, computed `chunk` tokens a step: [len(ids), vocab]."""
     chunk = chunk or len(ids)
     blocks = -(-len(ids) // BLOCK_SIZE)
-    inputs = StepInputs(StepLimits(chunk, chunk, (blocks,)))
-    (spec,) = model.card.kv_specs(block_size=BLOCK_SIZE, type=kv_type)
-    program = model.record(backend.recorder(inputs, [backend.kv_pool(spec, blocks)]))
-    table = np.arange(blocks)[::-1]
-    inputs.tables[0][0] = table
+    groups = model.card.kv_groups
+    inputs = StepInputs(StepLimits(chunk, chunk, (blocks,) * len(groups)))
+    specs = model.card.kv_specs(block_size=BLOCK_SIZE, type=kv_type)
+    pools = [backend.kv_pool(spec, blocks) for spec in specs]
+    program = model.record(backend.recorder(inputs, pools))
     inputs.logit_tokens[:] = np.arange(chunk)
+    table = np.arange(blocks)[::-1]
     logits = []
     for start in range(0, len(ids), chunk):
         positions = np.arange(start, min(start + chunk, len(ids)))
         count = len(positions)
         inputs.token_ids[:count] = ids[start : start + count]
         inputs.positions[:count] = positions
-        inputs.slots[0][:count] = (
-            table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        )
+        for group, facts in enumerate(groups):
+            rotated = np.roll(table, group)
+            slots = rotated[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+            inputs.slots[group][:count] = slots
+            inputs.tables[group][0] = rotated
+            if facts.window is not None:  # what no token sees any more has been given away
+                gone = max(0, start - facts.window + 1) // BLOCK_SIZE
+                inputs.tables[group][0, :gone] = -1
         inputs.row_starts[1] = count
         logits.append(program.run(count, 1, count).copy())
     return np.concatenate(logits)
 
 
-def reference_logits(model: LlamaForCausalLM, ids: Sequence[int]) -> FloatArray:
+def reference_logits(model: PreTrainedModel, ids: Sequence[int]) -> FloatArray:
     with torch.inference_mode():
         logits: FloatArray = model(torch.tensor([list(ids)])).logits[0].numpy()
     return logits
@@ -59,6 +66,11 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     return torch.log_softmax(torch.from_numpy(logits), dim=-1).numpy()
 
 
+def largest_difference(first: FloatArray, second: FloatArray) -> float:
+    """Of a log-probability."""
+    return float(np.abs(log_softmax(first) - log_softmax(second)).max())
+
+
 def mean_divergence(reference: FloatArray, logits: FloatArray) -> float:
     """Mean over positions of KL(reference ‖ logits)."""
     expected, found = log_softmax(reference), log_softmax(logits)
@@ -66,17 +78,32 @@ def mean_divergence(reference: FloatArray, logits: FloatArray) -> float:
 
 
 @contextmanager
-def quantised_inputs(model: LlamaForCausalLM) -> Iterator[None]:
-    """Products see their inputs as quantised weights do: in steps of max|x| / 127 per block."""
+def quantised_inputs(model: PreTrainedModel) -> Iterator[None]:
+    """Products with quantised weights see their inputs in steps of max|x| / 127 per block. Routers
+    and matrices whose rows are no whole blocks stay as they are."""
 
-    def quantise(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-        blocks = inputs[0].unflatten(-1, (-1, 32))
+    def quantise(x: torch.Tensor) -> torch.Tensor:
+        blocks = x.unflatten(-1, (-1, 32))
         step = blocks.abs().amax(dim=-1, keepdim=True) / 127
         return ((blocks / step).round() * step).flatten(-2)
 
-    products = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    hooks = [product.register_forward_pre_hook(quantise) for product in products]
+    plain = torch.nn.functional.linear
+    routers = {id(w) for name, w in model.named_parameters() if name.endswith("mlp.gate.weight")}
+
+    def linear(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        blocks = weight.shape[-1] % 32 == 0 and id(weight) not in routers
+        return plain(quantise(x) if blocks else x, weight, bias)
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: (quantise(inputs[0]),))
+        for module in model.modules()
+        if isinstance(module, Conv1D)
+    ]
+    torch.nn.functional.linear = linear
     yield
+    torch.nn.functional.linear = plain
     for hook in hooks:
         hook.remove()
 

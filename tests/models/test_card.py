@@ -13,8 +13,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tests.tiny import TinyLlama, rope_factors
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import KVSpec, RawTensor, WeightType
-from treadle.models.card import ModelCard, card_from_gguf
-from treadle.models.llama import rope_table
+from treadle.models.card import ModelCard
+from treadle.models.gguf_card import card_from_gguf
+from treadle.models.rope import Divided, Plain, rope_table
 
 METADATA: dict[str, object] = {
     "general.architecture": "llama",
@@ -46,6 +47,12 @@ def tensors(*names: str) -> dict[str, RawTensor]:
     return {name: RawTensor(name, WeightType.F32, shape, data) for name in every}
 
 
+def with_factors(values: list[float]) -> dict[str, RawTensor]:
+    data = np.array(values, np.float32).view(np.uint8)
+    name = "rope_freqs.weight"
+    return tensors() | {name: RawTensor(name, WeightType.F32, (len(values),), data)}
+
+
 def card(*names: str, **changes: object) -> ModelCard:
     metadata = METADATA | {key.replace("__", "."): value for key, value in changes.items()}
     return card_from_gguf(metadata, tensors(*names))
@@ -54,8 +61,9 @@ def card(*names: str, **changes: object) -> ModelCard:
 def test_sizes() -> None:
     made = card(tokenizer__ggml__bos_token_id=1, tokenizer__ggml__eot_token_id=3)
     assert (made.vocab_size, made.hidden, made.layers, made.ffn) == (100, 64, 2, 96)
-    assert (made.heads, made.kv_heads, made.head_dim, made.rotary_dim) == (4, 2, 16, 16)
-    assert (made.norm_eps, made.rope_theta, made.rope_scale) == (1e-5, 10000.0, 1.0)
+    assert (made.heads, made.kv_heads, made.head_dim, made.ropes[0].rotary_dim) == (4, 2, 16, 16)
+    assert (made.wiring.norm_eps, made.ropes[0].theta) == (1e-5, 10000.0)
+    assert made.ropes[0].scaling == Plain()
     assert (made.bos_id, made.eos_ids) == (1, (3, 7))
     assert (made.max_positions, made.weight_bytes) == (2048, 2 * 100 * 64 * 4)
     assert made.kv_specs(block_size=16, type="f16") == (KVSpec(2, 2, 16, 16, "f16"),)
@@ -70,8 +78,6 @@ def test_defaults() -> None:
 def test_what_tensors_say() -> None:
     assert card().tied_head
     assert not card("output.weight").tied_head
-    assert card("rope_freqs.weight").rope_factors
-    assert not card().rope_factors
 
 
 @pytest.mark.parametrize("key", REQUIRED)
@@ -100,9 +106,10 @@ def test_missing_keys_are_named(key: str) -> None:
         ("llama.rope.freq_base", float("inf")),
         ("llama.rope.dimension_count", 7),
         ("llama.rope.dimension_count", 18),
-        ("llama.rope.scaling.type", "yarn"),
-        ("llama.expert_count", 8),
-        ("llama.attention.sliding_window", 4096),
+        ("llama.rope.scaling.type", "spiral"),
+        ("llama.expert_count", -8),
+        ("llama.expert_shared_count", 1),
+        ("llama.attention.sliding_window", -1),
         ("tokenizer.ggml.eos_token_id", 100),
         ("tokenizer.ggml.bos_token_id", -1),
     ],
@@ -134,7 +141,7 @@ def test_rope_table(theta: float, scale: float) -> None:
     scaling = {} if scale == 1 else {"llama__rope__scaling__type": "linear"}
     made = card(llama__rope__freq_base=theta, llama__rope__scaling__factor=scale, **scaling)
 
-    table = rope_table(made, 8192, None)
+    table = rope_table(made.ropes[0], 8192)
 
     # A frequency may differ in its last bit: half a part in 10 million, times the position.
     np.testing.assert_allclose(table.cos, cos, atol=1e-3)
@@ -147,6 +154,8 @@ def test_rope_factors_slow_low_frequencies_down() -> None:
     factors = rope_factors(TinyLlama(llama3_rope=True))
     assert factors[0] == 1
     assert 7.9 < factors[-1] < 8.1
-    plain, slowed = rope_table(card(), 100, None), rope_table(card(), 100, factors)
+    made = card_from_gguf(METADATA, with_factors(factors.tolist()))
+    assert made.ropes[0].scaling == Divided(tuple(factors.tolist()))
+    plain, slowed = rope_table(card().ropes[0], 100), rope_table(made.ropes[0], 100)
     np.testing.assert_array_equal(plain.cos[:, 0], slowed.cos[:, 0])
     np.testing.assert_allclose(plain.sin[8, -1], slowed.sin[64, -1], rtol=1e-5)

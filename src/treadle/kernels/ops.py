@@ -39,7 +39,8 @@ QUANT_BLOCK = 32
 """Values of K that share a scale, in Q4_0, Q4_1, Q8_0 and in quantised activations."""
 
 KVType = Literal["f32", "f16", "bf16"]
-Activation = Literal["silu"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""gelu is the exact one, x * Φ(x); gelu_tanh its approximation by tanh (gelu_new in GPT-2)."""
 
 
 class WeightType(enum.StrEnum):
@@ -50,12 +51,22 @@ class WeightType(enum.StrEnum):
     BF16 = "bf16"
     Q4_0 = "q4_0"
     Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
     Q8_0 = "q8_0"
+    Q2_K = "q2_k"
+    Q3_K = "q3_k"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+    IQ4_NL = "iq4_nl"
+    IQ4_XS = "iq4_xs"
+    MXFP4 = "mxfp4"
 
     @property
     def quantised(self) -> bool:
         """Quantised weights meet activations quantised per row and block of 32."""
-        return self in (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
+        return self not in (WeightType.F32, WeightType.F16, WeightType.BF16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +197,37 @@ class KVLayer:
     layer: int
 
 
+@dataclasses.dataclass(frozen=True)
+class QKNorm:
+    """RMS norms of q and k before RoPE. A vector of head_dim norms each head by itself; one as wide
+    as all heads of q (or of k) norms them together."""
+
+    q: Vector
+    k: Vector
+    eps: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """What attention sees, and how its scores are bent."""
+
+    scale: float
+    window: int | None = None
+    """Position p sees p - window + 1 to p; tokens before that are not read, and their slots may
+    hold anything. None sees all before."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap), after scaling and before the mask."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """How a token chooses its experts: softmax over all router logits in float32, the top_k largest
+    (ties by lowest expert), their weights divided by their sum if `renormalise`."""
+
+    top_k: int
+    renormalise: bool
+
+
 class Recorder(Protocol):
     """Takes down a model's forward pass, op by op. Called once, when the model is built."""
 
@@ -201,8 +243,21 @@ class Recorder(Protocol):
         """out[t] = table[token_ids[t]] * scale, dequantised; out is float32."""
         ...
 
-    def rms_norm(self, x: Buffer, weight: Vector, eps: float, out: Buffer) -> None:
-        """out = x / sqrt(mean(x²) + eps) * weight, written in every form of out."""
+    def embed_positions(self, table: Matrix, out: Buffer) -> None:
+        """out[t] += table[positions[t]]: learned positions; out is float32."""
+        ...
+
+    def rms_norm(
+        self, x: Buffer, weight: Vector, eps: float, out: Buffer, *, accumulate: bool = False
+    ) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight, written in every form of out; or out += that,
+        out then being float32 alone."""
+        ...
+
+    def layer_norm(
+        self, x: Buffer, weight: Vector, bias: Vector | None, eps: float, out: Buffer
+    ) -> None:
+        """out = (x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias), in every form of out."""
         ...
 
     def linear(
@@ -222,21 +277,67 @@ class Recorder(Protocol):
         """
         ...
 
-    def rope_store(self, qkv: Buffer, heads: int, rope: RopeTable, kv: KVLayer) -> None:
-        """Rotate q and k of qkv [T, (heads + 2 * kv_heads) * head_dim] in place by position, then
-        store k and v at the step's slots, rounded to the cache's type.
+    def rope_store(
+        self,
+        qkv: Buffer,
+        heads: int,
+        rope: RopeTable | None,
+        kv: KVLayer,
+        *,
+        norm: QKNorm | None = None,
+    ) -> None:
+        """Norm q and k of qkv [T, (heads + 2 * kv_heads) * head_dim] where `norm` says so, rotate
+        them in place by position, then store k and v at the step's slots, rounded to the cache's
+        type.
 
-        When rope is narrower than the head, the rest of each head is left as it is.
+        When rope is narrower than the head, the rest of each head is left as it is; without one
+        (learned positions) nothing is rotated.
         """
         ...
 
-    def attention(self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, scale: float) -> None:
+    def attention(
+        self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, masking: Masking
+    ) -> None:
         """Causal attention of q (the first heads * head_dim columns of qkv) over the row's
-        context, read through its block table; out [T, heads * head_dim], in every form of out."""
+        context, read through its block table; out [T, heads * head_dim], in every form of out.
+
+        The positions of a row's tokens in one step are consecutive.
+        """
         ...
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         """out = activation(gate) * up, gate being the first half of each row of gate_up."""
+        ...
+
+    def activate(self, x: Buffer, activation: Activation, out: Buffer) -> None:
+        """out = activation(x), in every form of out."""
+        ...
+
+    def copy(self, x: Buffer, out: Buffer) -> None:
+        """out = x, in every form of out: for products that read what no op has just written."""
+        ...
+
+    def softcap(self, x: Buffer, cap: float) -> None:
+        """x = cap * tanh(x / cap), in place; x is float32."""
+        ...
+
+    def experts(  # noqa: PLR0913
+        self,
+        x: Buffer,
+        router: Buffer,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        out: Buffer,
+        *,
+        routing: Routing,
+        activation: Activation,
+    ) -> None:
+        """A mixture of experts: out[t] += Σ weight(e) * down[e](activation(gate) * up) over the
+        experts e that router[t] (float32 logits, one per expert) chooses, added in the order of e.
+
+        x holds the forms that every gate_up reads; out is float32. The sum of a token does not
+        depend on which other tokens choose the same expert.
+        """
         ...
 
     def select(self, x: Buffer, out: Buffer) -> None:

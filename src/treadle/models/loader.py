@@ -1,46 +1,40 @@
-"""From a model file to a Model: reads the card, packs the weights, gives the file's pages back.
+"""From a model file or folder to a Model: reads the card, packs the weights, gives pages back.
 
 Refuses a file whose tensors are not exactly those of its architecture, in one sentence that names
-file and tensor. A further architecture is a module with these two functions and one entry below.
+file and tensor. Knows no architecture: cards and tables of names do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from treadle.errors import ModelFileError
-from treadle.kernels.ops import (
-    Backend,
-    Buffer,
-    FloatArray,
-    Matrix,
-    Program,
-    RawTensor,
-    Recorder,
-    Vector,
-    WeightType,
-)
-from treadle.models import llama
-from treadle.models.card import Expected, ModelCard, TensorPlan, Weights, card_from_gguf
+from treadle.kernels.ops import Backend, Matrix, Program, RawTensor, Recorder, Vector
+from treadle.models.card import ModelCard
+from treadle.models.config_card import card_from_config, config_family, folder_names
+from treadle.models.decoder import record
 from treadle.models.gguf import GGUFFile
+from treadle.models.gguf_card import card_from_gguf, gguf_family
+from treadle.models.safetensors import SafetensorsFolder
+from treadle.models.tensors import Expected, TensorNames, TensorPlan, Weights, tensor_plan
+from treadle.models.transforms import concatenated
 
 
-class Architecture(Protocol):
-    """What the module of an architecture provides."""
+class ModelFile(Protocol):
+    """An open file or folder of tensors."""
 
-    def tensor_plan(self, card: ModelCard) -> TensorPlan: ...
+    @property
+    def tensors(self) -> Mapping[str, RawTensor]: ...
 
-    def record(
-        self, card: ModelCard, weights: Weights, recorder: Recorder, *, positions: int
-    ) -> Buffer: ...
+    def drop(self, name: str) -> None:
+        """Take the tensor's pages out of memory; the next read brings them back."""
+        ...
 
-
-ARCHITECTURES: Mapping[str, Architecture] = {"llama": llama}
+    def close(self) -> None: ...
 
 
 class Model:
@@ -53,41 +47,47 @@ class Model:
 
     def record(self, recorder: Recorder) -> Program:
         """Take the forward pass down with a recorder of the backend that packed the weights."""
-        architecture = ARCHITECTURES[self.card.architecture]
-        logits = architecture.record(self.card, self._weights, recorder, positions=self.positions)
+        logits = record(self.card, self._weights, recorder, positions=self.positions)
         return recorder.finish(logits)
 
 
 def read_card(path: Path) -> ModelCard:
-    """What a file says about its model, without loading it."""
-    with closing(GGUFFile.open(path)) as file, _naming(path):
-        return _card(file)
+    """What a file or folder says about its model, without loading it."""
+    with _naming(path), closing(_open(path)) as file:
+        return _card(file)[0]
 
 
 def load_model(path: Path, backend: Backend, *, positions: int | None = None) -> Model:
     """Load a model that can compute `positions` positions; by default all that it was made for."""
-    with closing(GGUFFile.open(path)) as file, _naming(path):
-        card = _card(file)
-        plan = ARCHITECTURES[card.architecture].tensor_plan(card)
-        _check_tensors(file.tensors, plan)
+    with _naming(path), closing(_open(path)) as file:
+        card, names = _card(file)
+        plan = tensor_plan(card, names, file.tensors)
+        _check_tensors(file.tensors, plan, names, card)
         weights = _Packer(file, backend).pack(plan)
     return Model(card, weights, positions=positions or card.max_positions)
 
 
-def _card(file: GGUFFile) -> ModelCard:
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ModelFileError(
-            f"metadata key 'general.architecture' is {architecture!r}; supported are "
-            + ", ".join(ARCHITECTURES)
-        )
-    return card_from_gguf(file.metadata, file.tensors)
+def _open(path: Path) -> GGUFFile | SafetensorsFolder:
+    return SafetensorsFolder.open(path) if path.is_dir() else GGUFFile.open(path)
 
 
-def _check_tensors(tensors: Mapping[str, RawTensor], plan: TensorPlan) -> None:
+def _card(file: GGUFFile | SafetensorsFolder) -> tuple[ModelCard, TensorNames]:
+    """The card, and what the file calls its tensors."""
+    if isinstance(file, GGUFFile):
+        return card_from_gguf(file.metadata, file.tensors), gguf_family(file.metadata).gguf
+    card = card_from_config(
+        file.config, file.generation_config, file.tensors, name=file.path.resolve().name
+    )
+    return card, folder_names(config_family(file.config), file.tensors)
+
+
+def _check_tensors(
+    tensors: Mapping[str, RawTensor], plan: TensorPlan, names: TensorNames, card: ModelCard
+) -> None:
     expected = {tensor.name: tensor for tensor in plan.expected()}
+    unread = names.roles["head"] if card.tied_head else None
     for name in tensors:
-        if name not in expected:
+        if name not in expected and name != unread and not names.ignores(name):
             raise ModelFileError(f"tensor '{name}' is not part of this architecture")
     for tensor in expected.values():
         if tensor.name not in tensors:
@@ -101,38 +101,38 @@ def _check_tensors(tensors: Mapping[str, RawTensor], plan: TensorPlan) -> None:
 
 class _Packer:
     """Hands tensors to the backend one weight at a time, so that the file and the packed weights
-    are never both in memory as a whole."""
+    are never both in memory as a whole. A tensor's pages are given back after its last use."""
 
-    def __init__(self, file: GGUFFile, backend: Backend) -> None:
+    def __init__(self, file: ModelFile, backend: Backend) -> None:
         self._file = file
         self._backend = backend
+        self._uses: Counter[str] = Counter()
 
     def pack(self, plan: TensorPlan) -> Weights:
+        self._uses = Counter(tensor.name for tensor in plan.expected())
         return Weights(
             {name: self._matrix(parts) for name, parts in plan.matrices.items()},
-            {name: self._vector(tensor) for name, tensor in plan.vectors.items()},
-            {name: self._constant(tensor) for name, tensor in plan.constants.items()},
+            {name: self._vector(parts) for name, parts in plan.vectors.items()},
         )
 
     def _matrix(self, parts: tuple[Expected, ...]) -> Matrix:
-        matrix = self._backend.matrix([self._file.tensors[part.name] for part in parts])
-        for part in parts:
-            self._file.drop(part.name)
+        matrix = self._backend.matrix([self._read(part) for part in parts])
+        self._used(parts)
         return matrix
 
-    def _vector(self, tensor: Expected) -> Vector:
-        vector = self._backend.vector(self._file.tensors[tensor.name])
-        self._file.drop(tensor.name)
+    def _vector(self, parts: tuple[Expected, ...]) -> Vector:
+        vector = self._backend.vector(concatenated([self._read(part) for part in parts]))
+        self._used(parts)
         return vector
 
-    def _constant(self, tensor: Expected) -> FloatArray:
-        raw = self._file.tensors[tensor.name]
-        if raw.type is not WeightType.F32:
-            raise ModelFileError(f"tensor '{tensor.name}' is {raw.type}; expected f32")
-        numbers: FloatArray = np.array(raw.data).view(np.float32)
-        if not (np.isfinite(numbers) & (numbers > 0)).all():
-            raise ModelFileError(f"tensor '{tensor.name}' holds numbers that are not above 0")
-        return numbers
+    def _read(self, part: Expected) -> RawTensor:
+        return part.transform.apply(self._file.tensors[part.name])
+
+    def _used(self, parts: tuple[Expected, ...]) -> None:
+        for part in parts:
+            self._uses[part.name] -= 1
+            if not self._uses[part.name]:
+                self._file.drop(part.name)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from treadle.errors import StartError
 from treadle.kernels.native import _native
+from treadle.kernels.native.buffers import NativeKVPool
 from treadle.kernels.native.memory import Arena
-from treadle.kernels.native.program import NativeKVPool, NativeRecorder
+from treadle.kernels.native.recorder import NativeRecorder
 from treadle.kernels.native.sampling import NativeSampling
 from treadle.kernels.native.weights import NativeMatrix, NativeVector, load_vector, pack_matrix
 from treadle.kernels.ops import KVPool, KVSpec, RawTensor, StepInputs

@@ -37,6 +37,13 @@ class TorchBuffer(Buffer):
         assert self.f32 is not None
         return self.f32[:count]
 
+    def take(self, rows: torch.Tensor) -> TorchBuffer:
+        """A copy of some rows, in the same forms."""
+        f32, values, scales = (
+            None if form is None else form[rows] for form in (self.f32, self.values, self.scales)
+        )
+        return TorchBuffer(self.rows, self.width, self.forms, f32, values, scales)
+
     def write(self, rows: torch.Tensor) -> None:
         count = len(rows)
         if self.f32 is not None:

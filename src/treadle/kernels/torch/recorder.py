@@ -7,39 +7,37 @@ its argument and its indices from the StepInputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from treadle.kernels.ops import (
     Activation,
     Buffer,
-    FloatArray,
     Form,
     KVLayer,
+    Masking,
     Matrix,
+    QKNorm,
     RopeTable,
+    Routing,
     Rows,
     StepInputs,
     Vector,
 )
-from treadle.kernels.torch.attention import Rope, TorchKVPool, attend, context_slots
+from treadle.kernels.torch.attention import (
+    Rope,
+    TorchKVPool,
+    attend,
+    context_slots,
+    first_visible,
+)
 from treadle.kernels.torch.buffers import StepSize, TorchBuffer, allocate
-from treadle.kernels.torch.weights import DensePart, QuantPart, TorchMatrix, TorchVector
-
-Op = Callable[[StepSize], None]
-
-
-@contextmanager
-def limited_threads(threads: int) -> Iterator[None]:
-    """PyTorch's thread count belongs to the process, so it is borrowed for the time of a call."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from treadle.kernels.torch.experts import Experts
+from treadle.kernels.torch.linear import multiply
+from treadle.kernels.torch.program import Op, TorchProgram
+from treadle.kernels.torch.rows import ACTIVATIONS, layer_norm, norm_heads, rms_norm, softcap
+from treadle.kernels.torch.weights import TorchMatrix, TorchVector
 
 
 class _Indices:
@@ -83,16 +81,47 @@ class TorchRecorder:
 
         self._add(op)
 
-    def rms_norm(self, x: Buffer, weight: Vector, eps: float, out: Buffer) -> None:
+    def embed_positions(self, table: Matrix, out: Buffer) -> None:
+        assert isinstance(table, TorchMatrix)
+        assert out.rows is Rows.TOKENS
+        assert out.width == table.k
+        target = _readable(out)
+        (part,) = table.parts
+
+        def op(size: StepSize) -> None:
+            rows = part.rows(self._in.positions[: size.tokens])
+            target.write(target.read(size.tokens) + rows)
+
+        self._add(op)
+
+    def rms_norm(
+        self, x: Buffer, weight: Vector, eps: float, out: Buffer, *, accumulate: bool = False
+    ) -> None:
         assert isinstance(weight, TorchVector)
         assert x.rows is out.rows
         assert x.width == out.width == weight.n
+        assert not accumulate or out.forms == {Form.F32}
         source, target = _readable(x), _writable(out)
 
         def op(size: StepSize) -> None:
-            rows = source.read(size.of(x.rows))
-            mean_square = rows.square().mean(dim=1, keepdim=True)
-            target.write(rows / torch.sqrt(mean_square + eps) * weight.data)
+            count = size.of(x.rows)
+            normed = rms_norm(source.read(count), weight.data, eps)
+            target.write(normed + target.read(count) if accumulate else normed)
+
+        self._add(op)
+
+    def layer_norm(
+        self, x: Buffer, weight: Vector, bias: Vector | None, eps: float, out: Buffer
+    ) -> None:
+        assert isinstance(weight, TorchVector)
+        assert x.rows is out.rows
+        assert x.width == out.width == weight.n
+        assert bias is None or (isinstance(bias, TorchVector) and bias.n == weight.n)
+        source, target = _readable(x), _writable(out)
+        shift = None if bias is None else bias.data
+
+        def op(size: StepSize) -> None:
+            target.write(layer_norm(source.read(size.of(x.rows)), weight.data, shift, eps))
 
         self._add(op)
 
@@ -115,7 +144,7 @@ class TorchRecorder:
 
         def op(size: StepSize) -> None:
             count = size.of(x.rows)
-            product = torch.cat([_product(x, part, count) for part in matrix.parts], dim=1)
+            product = multiply(x, matrix, count)
             if bias is not None:
                 product += bias.data
             if accumulate:
@@ -124,36 +153,55 @@ class TorchRecorder:
 
         self._add(op)
 
-    def rope_store(self, qkv: Buffer, heads: int, rope: RopeTable, kv: KVLayer) -> None:
+    def rope_store(
+        self,
+        qkv: Buffer,
+        heads: int,
+        rope: RopeTable | None,
+        kv: KVLayer,
+        *,
+        norm: QKNorm | None = None,
+    ) -> None:
         pool = self._pools[kv.group]
         kv_heads, head_dim = pool.spec.kv_heads, pool.spec.head_dim
         assert qkv.width == (heads + 2 * kv_heads) * head_dim
-        assert rope.cos.shape == rope.sin.shape
-        assert 2 * rope.cos.shape[1] <= head_dim
+        if norm is not None:
+            assert norm.q.n in (head_dim, heads * head_dim)
+            assert norm.k.n in (head_dim, kv_heads * head_dim)
+        if rope is not None:
+            assert rope.cos.shape == rope.sin.shape
+            assert 2 * rope.cos.shape[1] <= head_dim
         source = _readable(qkv)
-        table = Rope(rope)
+        table = None if rope is None else Rope(rope)
 
         def op(size: StepSize) -> None:
             every = source.read(size.tokens).view(size.tokens, -1, head_dim)
-            table.rotate(every[:, : heads + kv_heads], self._in.positions[: size.tokens])
+            if norm is not None:
+                norm_heads(every[:, :heads], every[:, heads:-kv_heads], norm)
+            if table is not None:
+                table.rotate(every[:, :-kv_heads], self._in.positions[: size.tokens])
             slots = self._in.slots[kv.group][: size.tokens]
             pool.k[kv.layer, slots] = every[:, heads:-kv_heads].to(pool.k.dtype)
             pool.v[kv.layer, slots] = every[:, -kv_heads:].to(pool.v.dtype)
 
         self._add(op)
 
-    def attention(self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, scale: float) -> None:
+    def attention(
+        self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, masking: Masking
+    ) -> None:
         pool = self._pools[kv.group]
         head_dim, block_size = pool.spec.head_dim, pool.spec.block_size
         assert heads % pool.spec.kv_heads == 0
         assert qkv.width == (heads + 2 * pool.spec.kv_heads) * head_dim
         assert out.width == heads * head_dim
+        assert masking.window is None or masking.window > 0
         source, target = _readable(qkv), _writable(out)
 
         def attend_row(row: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             table = self._in.tables[kv.group][self._in.table_rows[row]]
-            slots = context_slots(table, block_size, int(positions[-1]) + 1)
-            return attend(q, pool.k[kv.layer, slots], pool.v[kv.layer, slots], positions, scale)
+            first = first_visible(int(positions[0]), masking)
+            slots = context_slots(table, block_size, first, int(positions[-1]) + 1)
+            return attend(q, pool.k[kv.layer, slots], pool.v[kv.layer, slots], positions, masking)
 
         def op(size: StepSize) -> None:
             q = source.read(size.tokens)[:, : heads * head_dim].unflatten(1, (heads, head_dim))
@@ -168,14 +216,58 @@ class TorchRecorder:
         self._add(op)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
-        assert activation == "silu"
         assert gate_up.rows is out.rows
         assert gate_up.width == 2 * out.width
         source, target = _readable(gate_up), _writable(out)
+        bend = ACTIVATIONS[activation]
 
         def op(size: StepSize) -> None:
             gate, up = source.read(size.of(out.rows)).chunk(2, dim=1)
-            target.write(torch.nn.functional.silu(gate) * up)
+            target.write(bend(gate) * up)
+
+        self._add(op)
+
+    def activate(self, x: Buffer, activation: Activation, out: Buffer) -> None:
+        assert x.rows is out.rows
+        assert x.width == out.width
+        source, target = _readable(x), _writable(out)
+        bend = ACTIVATIONS[activation]
+        self._add(lambda size: target.write(bend(source.read(size.of(x.rows)))))
+
+    def copy(self, x: Buffer, out: Buffer) -> None:
+        assert x.rows is out.rows
+        assert x.width == out.width
+        source, target = _readable(x), _writable(out)
+        self._add(lambda size: target.write(source.read(size.of(x.rows))))
+
+    def softcap(self, x: Buffer, cap: float) -> None:
+        assert x.forms == {Form.F32}
+        target = _readable(x)
+        self._add(lambda size: target.write(softcap(target.read(size.of(x.rows)), cap)))
+
+    def experts(  # noqa: PLR0913
+        self,
+        x: Buffer,
+        router: Buffer,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        out: Buffer,
+        *,
+        routing: Routing,
+        activation: Activation,
+    ) -> None:
+        assert isinstance(x, TorchBuffer)
+        assert x.rows is router.rows is out.rows
+        assert len(gate_up) == router.width >= routing.top_k > 0
+        for first, second in zip(gate_up, down, strict=True):
+            assert first.forms <= x.forms
+            assert (first.k, second.n) == (x.width, out.width)
+        logits, target = _readable(router), _readable(out)
+        experts = Experts(_ours(gate_up), _ours(down), activation)
+
+        def op(size: StepSize) -> None:
+            count = size.of(x.rows)
+            experts.add(x, logits.read(count), target.read(count), routing)
 
         self._add(op)
 
@@ -205,24 +297,6 @@ class TorchRecorder:
         self._ops.append(op)
 
 
-class TorchProgram:
-    """The ops of one recording; their buffers live as long as it does."""
-
-    def __init__(self, ops: tuple[Op, ...], logits: TorchBuffer, threads: int) -> None:
-        self._ops = ops
-        self._logits = logits
-        self._threads = threads
-
-    @torch.inference_mode()
-    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
-        size = StepSize(num_tokens, num_rows, num_logits)
-        with limited_threads(self._threads):
-            for op in self._ops:
-                op(size)
-        logits: FloatArray = self._logits.read(num_logits).numpy()
-        return logits
-
-
 def _readable(buffer: Buffer) -> TorchBuffer:
     assert isinstance(buffer, TorchBuffer)
     assert Form.F32 in buffer.forms
@@ -234,18 +308,7 @@ def _writable(buffer: Buffer) -> TorchBuffer:
     return buffer
 
 
-def _product(x: TorchBuffer, part: DensePart | QuantPart, count: int) -> torch.Tensor:
-    """x @ partᵀ."""
-    if isinstance(part, DensePart):
-        return x.read(count) @ part.weight.float().T
-    assert x.values is not None
-    assert x.scales is not None
-    out = torch.zeros(count, part.n)
-    for block, weights in enumerate(part.values):
-        values, scales = x.values[:count, block], x.scales[:count, block, None]
-        # Whole numbers below 2**24: the float product is the integer dot product, exactly.
-        dots = values @ weights.float()
-        out += dots * (scales * part.scales[block])
-        if part.minimums is not None:
-            out += values.sum(dim=1, keepdim=True) * scales * part.minimums[block]
-    return out
+def _ours(matrices: Sequence[Matrix]) -> list[TorchMatrix]:
+    ours = [matrix for matrix in matrices if isinstance(matrix, TorchMatrix)]
+    assert len(ours) == len(matrices)
+    return ours

@@ -1,0 +1,30 @@
+// Sums over a row for norms: 64 partial sums, each over every 64th element, folded in a fixed
+// order, so that a row has one sum whoever takes it.
+#pragma once
+
+namespace treadle::TREADLE_VARIANT {
+namespace {
+
+inline F load_upto(const float* p, int64_t n) { return n >= kLanes ? load(p) : load(p, n); }
+
+// add_to(sum, i, left) adds elements i to i + 16, of which `left` are real.
+template <class AddTo>
+float fold(int64_t n, AddTo add_to) {
+  F sums[4] = {zero(), zero(), zero(), zero()};
+  for (int64_t i = 0, j = 0; i < n; i += kLanes, j = (j + 1) % 4) {
+    sums[j] = add_to(sums[j], i, n - i);
+  }
+  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+// What an RMS norm multiplies a row with.
+inline F inverse_rms(const float* x, int64_t n, float eps) {
+  const float squares = fold(n, [&](F sum, int64_t i, int64_t left) {
+    const F v = load_upto(x + i, left);
+    return fma(v, v, sum);
+  });
+  return set1(1.0f / square_root(squares / static_cast<float>(n) + eps));
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_VARIANT

@@ -1,0 +1,114 @@
+"""Every architecture from folders and GGUF files, next to transformers in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models.parity import (
+    largest_difference,
+    mean_divergence,
+    our_logits,
+    quantised_inputs,
+    reference_logits,
+)
+from tests.tiny_gguf import NOT_IN_GGUF, rounded_as, write_tiny_gguf
+from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
+from treadle.kernels.ops import Backend
+from treadle.models.loader import load_model
+
+IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
+"""Longer than two attention pieces, every window and every original context."""
+
+
+IN_GGUF = [name for name in MODELS if name not in NOT_IN_GGUF]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("folders")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(backend: Backend, folder: Path, name: str) -> None:
+    model = load_model(save_tiny(name, folder), backend, positions=len(IDS))
+    reference = reference_logits(tiny_model(name), IDS)
+    for chunk in (None, 37, 1):
+        ours = our_logits(backend, model, IDS, chunk=chunk)
+        assert largest_difference(ours, reference) < 1e-4, f"in chunks of {chunk}"
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_logits_from_gguf(backend: Backend, folder: Path, name: str) -> None:
+    model = load_model(write_tiny_gguf(name, folder), backend, positions=len(IDS))
+    ours = our_logits(backend, model, IDS, chunk=37)
+    assert largest_difference(ours, reference_logits(tiny_model(name), IDS)) < 1e-4
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_half_precision(backend: Backend, folder: Path, name: str) -> None:
+    model = load_model(write_tiny_gguf(name, folder, "f16"), backend, positions=len(IDS))
+    reference = reference_logits(tiny_model(name, rounded_as("f16")), IDS)
+    assert largest_difference(our_logits(backend, model, IDS), reference) < 1e-4
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_quantised(backend: Backend, folder: Path, name: str) -> None:
+    """Near transformers on the weights and the inputs of products that such a file means, and not
+    as near to it on the original ones. A last bit may round an input to the next step."""
+    model = load_model(write_tiny_gguf(name, folder, "q8_0"), backend, positions=len(IDS))
+    ours = our_logits(backend, model, IDS)
+    reference = tiny_model(name, rounded_as("q8_0"))
+    with quantised_inputs(reference):
+        faithful = mean_divergence(reference_logits(reference, IDS), ours)
+    plain = mean_divergence(reference_logits(tiny_model(name), IDS), ours)
+    print(f"{backend.name} {name}: divergence {faithful:.2g}, from the original {plain:.2g}")
+    assert faithful < 5e-4
+    assert plain > 5 * faithful
+
+
+def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Changes of 10 % to each constant of a config."""
+    options = MODELS[name].config_options()
+    found: list[tuple[str, dict[str, Any]]] = [
+        (key, {key: options[key] * 1.1})
+        for key in (
+            "rms_norm_eps",
+            "layer_norm_epsilon",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        )
+        if options.get(key)
+    ]
+    if options.get("sliding_window"):
+        found.append(("window", {"sliding_window": options["sliding_window"] * 11 // 10}))
+    if "query_pre_attn_scalar" in options:
+        found.append(("scale", {"query_pre_attn_scalar": 11}))
+    rope = options.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
+    if name == "gpt2":
+        return found
+    if "full_attention" in rope:
+        for kind, own in rope.items():
+            changed = {**own, "rope_theta": own["rope_theta"] * 1.1}
+            found.append((f"rope of {kind}", {"rope_parameters": {**rope, kind: changed}}))
+        return found
+    for key in ("rope_theta", "factor"):
+        if key in rope:
+            changed = {**rope, key: rope[key] * 1.1}
+            found.append((f"rope {key}", {"rope_parameters": changed}))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_mistakes_would_show(name: str) -> None:
+    right = reference_logits(tiny_model(name), IDS)
+    moved = {
+        what: largest_difference(reference_logits(tiny_model(name, **changes), IDS), right)
+        for what, changes in mistakes(name)
+    }
+    print(name, {what: f"{by:.2g}" for what, by in moved.items()})
+    assert moved
+    assert min(moved.values()) > 1e-2, moved
