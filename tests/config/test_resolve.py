@@ -20,7 +20,6 @@ FACTS = ModelFacts(
     max_positions=8192,
     kv_groups=(KVGroupFacts(values_per_token=2 * 30 * 3 * 64),),
     weights_bytes=98 * 2**20,
-    activation_bytes_per_token=40_000,
 )
 MACHINE = Hardware(
     cpu="any",
@@ -96,7 +95,6 @@ def test_groups_with_a_window_get_their_windows_and_the_others_the_rest() -> Non
             KVGroupFacts(values_per_token=2 * 15 * 256, window=512),
         ),
         weights_bytes=0,
-        activation_bytes_per_token=1,
     )
     schedule = ScheduleSettings(max_num_seqs=4, max_num_batched_tokens=256)
     roomy = resolve(EngineSettings(schedule=schedule), facts, MACHINE)

@@ -46,8 +46,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The window it was made for, in tokens."""
     kv_groups: tuple[KVGroupFacts, ...]
     weights_bytes: int
-    activation_bytes_per_token: int
-    """Of the step's buffers."""
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.cache.prefix import Window
 from treadle.config.hardware import detect_hardware
 from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import EngineSettings, RuntimeSettings
@@ -57,6 +58,7 @@ def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine
     with phases.phase("load weights") as details:
         model = load_model(path, backend, positions=resolved.max_model_len)
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
+        details.extend(card.notes)
     with phases.phase("allocate KV") as details:
         engine = _assemble(resolved, model, backend)
         capacity = max(n * resolved.block_size for n in resolved.num_blocks)
@@ -66,12 +68,16 @@ def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine
 
 
 def model_facts(card: ModelCard) -> ModelFacts:
-    widths = 4 * card.hidden + 3 * card.ffn + (2 * card.heads + 2 * card.kv_heads) * card.head_dim
     return ModelFacts(
         max_positions=card.max_positions,
-        kv_groups=(KVGroupFacts(values_per_token=2 * card.layers * card.kv_heads * card.head_dim),),
+        kv_groups=tuple(
+            KVGroupFacts(
+                values_per_token=2 * group.layers * group.kv_heads * group.head_dim,
+                window=group.window,
+            )
+            for group in card.kv_groups
+        ),
         weights_bytes=card.weight_bytes,
-        activation_bytes_per_token=4 * widths,
     )
 
 
@@ -106,12 +112,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
     program = model.record(backend.recorder(inputs, pools))
     sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.eos_ids)
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
-    kv = KVCache(
-        [
-            build_prefix_cache(resolved.prefix_cache, count, spec.block_size)
-            for spec, count in zip(specs, resolved.num_blocks, strict=True)
-        ]
-    )
+    kv = _kv_cache(resolved, card)
     fence = Fence()
     scheduler: Scheduler[Request] = Scheduler(
         Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens), Fcfs(), kv, fence
@@ -126,3 +127,19 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
         ThreadExecutor(runner) if resolved.overlap_depth else InlineExecutor(runner)
     )
     return Engine(served, scheduler, kv, fence, executor)
+
+
+def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
+    windows = [
+        # A window that holds every request whole slides over nothing.
+        None
+        if group.window is None or group.window >= resolved.max_model_len
+        else Window(group.window, resolved.max_num_batched_tokens)
+        for group in card.kv_groups
+    ]
+    return KVCache(
+        [
+            build_prefix_cache(resolved.prefix_cache, count, resolved.block_size, window)
+            for count, window in zip(resolved.num_blocks, windows, strict=True)
+        ]
+    )
