@@ -8,7 +8,6 @@ ModelFileError that names file and field. Never converts weights and never copie
 from __future__ import annotations
 
 import dataclasses
-import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import ModelFileError
+from treadle.kernels.blocks import BLOCKS, num_bytes
 from treadle.kernels.ops import RawTensor, WeightType
 
 MAGIC = b"GGUF"
@@ -90,16 +90,6 @@ _TYPE_NAMES = {
     40: "nvfp4",
     41: "q1_0",
 }
-
-_BLOCKS = {
-    WeightType.F32: (1, 4),
-    WeightType.F16: (1, 2),
-    WeightType.BF16: (1, 2),
-    WeightType.Q4_0: (32, 18),
-    WeightType.Q4_1: (32, 20),
-    WeightType.Q8_0: (32, 34),
-}
-"""Values per block, bytes per block."""
 
 _SUPPORTED = {kind.value: kind for kind in WeightType}
 
@@ -412,9 +402,10 @@ def _read_extent(cursor: _Cursor, alignment: int) -> _Extent:
 def _num_bytes(cursor: _Cursor, type_name: str, dims: tuple[int, ...]) -> int:
     if type_name not in _SUPPORTED:
         return 0
-    values, size = _BLOCKS[_SUPPORTED[type_name]]
+    kind = _SUPPORTED[type_name]
+    values, _ = BLOCKS[kind]
     if dims[0] % values:
         raise cursor.error(
             f"has rows of {dims[0]} values; {type_name} needs a multiple of {values}"
         )
-    return math.prod(dims) // values * size
+    return num_bytes(kind, dims)
