@@ -98,13 +98,13 @@ def test_shape(rewritten: Callable[..., Path], torch_backend: Backend) -> None:
 
 def test_unsupported_type(rewritten: Callable[..., Path], torch_backend: Backend) -> None:
     def convert(tensors: Tensors) -> None:
-        kind = gguf.GGMLQuantizationType.Q5_0
-        values = np.ones((VOCAB_SIZE, 64), np.float32)
+        kind = gguf.GGMLQuantizationType.TQ2_0
+        values = np.ones((VOCAB_SIZE, 256), np.float32)
         tensors["output.weight"] = gguf.quants.quantize(values, kind), kind
 
     message = refusal(rewritten(convert), torch_backend)
     assert "'output.weight'" in message
-    assert "q5_0" in message
+    assert "tq2_0" in message
 
 
 def test_quantised_norm(rewritten: Callable[..., Path], torch_backend: Backend) -> None:
