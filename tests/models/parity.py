@@ -71,7 +71,8 @@ def quantised_inputs(model: LlamaForCausalLM) -> Iterator[None]:
 
     def quantise(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
         blocks = inputs[0].unflatten(-1, (-1, 32))
-        step = blocks.abs().amax(dim=-1, keepdim=True) / 127
+        # Of a block of zeros any step will do.
+        step = (blocks.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(1e-30)
         return ((blocks / step).round() * step).flatten(-2)
 
     products = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
