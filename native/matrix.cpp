@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "file_blocks.hpp"
+
 namespace treadle {
 namespace {
 
@@ -31,111 +33,188 @@ T read(const uint8_t* from) {
   return value;
 }
 
-bool is_float(WeightType type) {
-  return type == WeightType::kF32 || type == WeightType::kF16 || type == WeightType::kBF16;
-}
-
-// Bytes of a file's block: its scale, for Q4_1 its minimum, then its values.
-int64_t file_block_bytes(WeightType type) {
-  switch (type) {
-    case WeightType::kQ4_0:
-      return 18;
-    case WeightType::kQ4_1:
-      return 20;
-    default:
-      return 34;
-  }
-}
-
-int64_t file_row_bytes(WeightType type, int64_t k) {
-  if (is_float(type)) return k * (type == WeightType::kF32 ? 4 : 2);
-  return k / kQuantBlock * file_block_bytes(type);
-}
-
-struct Planes {
-  uint8_t* values;
-  uint16_t* scales;
-  uint16_t* minima;
-};
-
-Planes planes_of(WeightType type, uint8_t* panel, int64_t k) {
-  const int64_t blocks = k / kQuantBlock;
-  uint16_t* scales = reinterpret_cast<uint16_t*>(panel + quant_plane_bytes(type, blocks));
-  return {panel, scales, scales + blocks * kLanes};
-}
-
 template <class T>
 void pack_float_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
   T* to = reinterpret_cast<T*>(panel) + column;
   for (int64_t i = 0; i < k; ++i) to[i * kLanes] = read<T>(row + i * sizeof(T));
 }
 
-// A file's nibbles hold k = j low and k = j + 16 high in byte j, which is the panel's order too.
-void pack_quant_column(WeightType type, const uint8_t* row, int64_t k, uint8_t* panel,
-                       int64_t column) {
-  const Planes planes = planes_of(type, panel, k);
-  const int64_t groups = type == WeightType::kQ8_0 ? 8 : 4;
-  const uint32_t flip = type == WeightType::kQ8_0 ? 0x80808080 : 0;
-  const int64_t header = type == WeightType::kQ4_1 ? 4 : 2;
-  for (int64_t b = 0; b < k / kQuantBlock; ++b, row += file_block_bytes(type)) {
-    planes.scales[b * kLanes + column] = read<uint16_t>(row);
-    if (type == WeightType::kQ4_1) planes.minima[b * kLanes + column] = read<uint16_t>(row + 2);
-    for (int64_t g = 0; g < groups; ++g) {
-      const uint32_t four = read<uint32_t>(row + header + 4 * g) ^ flip;
-      std::memcpy(planes.values + ((b * groups + g) * kLanes + column) * 4, &four, 4);
+// kBits bits of each of a block's numbers, from bit kShift on, to rows of a panel.
+template <int kBits, int kShift>
+void pack_bits(const uint8_t* numbers, uint8_t* to) {
+  constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
+  for (int r = 0; r < kBits; ++r) {
+    uint32_t four = 0;
+    for (int g = r; g < 8; g += kBits) {
+      four |= (read<uint32_t>(numbers + 4 * g) >> kShift & kMask) << (g - r);
     }
+    std::memcpy(to + r * kLanes * 4, &four, 4);
   }
 }
 
-void pack_column(WeightType type, const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
-  if (type == WeightType::kF32) {
-    pack_float_column<uint32_t>(row, k, panel, column);
-  } else if (is_float(type)) {
-    pack_float_column<uint16_t>(row, k, panel, column);
+// Of block `within` of a file's block.
+template <WeightType kType>
+void pack_scales(const FileBlock& from, int64_t within, uint8_t* panel, const BlockPlaces& at) {
+  constexpr QuantFormat kIs = format_of(kType);
+  if constexpr (kIs.scales == Scales::kHalf) {
+    std::memcpy(panel + at.scales, &from.scale, 2);
+    if (kIs.minima) std::memcpy(panel + at.minima, &from.minimum, 2);
+  } else if constexpr (kIs.scales == Scales::kExponent) {
+    panel[at.scales] = static_cast<uint8_t>(from.scale);
   } else {
-    pack_quant_column(type, row, k, panel, column);
+    for (int64_t i = 0; i < groups_of(kIs); ++i) {
+      const int8_t scale = from.scales[within * groups_of(kIs) + i];
+      const int8_t minimum = from.minima[within * groups_of(kIs) + i];
+      constexpr bool kApart = kIs.scales == Scales::kBytes;
+      panel[at.scales + i * kLanes] = static_cast<uint8_t>(kApart ? scale : scale | minimum << 4);
+      if (kApart && kIs.minima) panel[at.minima + i * kLanes] = static_cast<uint8_t>(minimum);
+    }
+    std::memcpy(panel + at.super, &from.scale, 2);
+    if (kIs.minima) std::memcpy(panel + at.super + kLanes * 2, &from.minimum, 2);
   }
 }
 
-float float_value(WeightType type, const uint8_t* panel, int64_t index) {
-  switch (type) {
-    case WeightType::kF32:
-      return read<float>(panel + 4 * index);
-    case WeightType::kF16:
-      return half_to_float(read<uint16_t>(panel + 2 * index));
-    default: {
-      const uint32_t bits = static_cast<uint32_t>(read<uint16_t>(panel + 2 * index)) << 16;
-      float value;
-      std::memcpy(&value, &bits, 4);
-      return value;
+// A block's places as seen from one column.
+BlockPlaces column_places(WeightType type, const PanelLayout& layout, int64_t block,
+                          int64_t column) {
+  const bool halves = format_of(type).scales == Scales::kHalf;
+  const int64_t scale = column * (halves ? 2 : 1);
+  const BlockPlaces at = places_of(type, layout, block);
+  return {at.low + column * 4, at.high + column * 4, at.scales + scale, at.minima + scale,
+          at.super + column * 2};
+}
+
+template <WeightType kType>
+void pack_quant_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
+  constexpr QuantFormat kIs = format_of(kType);
+  constexpr int64_t kTogether = file_block_blocks(kType);
+  constexpr int64_t kBytes = file_row_bytes(kType, kTogether * kQuantBlock);
+  const PanelLayout layout = layout_of(kType, k / kQuantBlock);
+  FileBlock block{};
+  for (int64_t b = 0; b < k / kQuantBlock; b += kTogether, row += kBytes) {
+    read_file_block<kType>(row, block);
+    for (int64_t within = 0; within < kTogether; ++within) {
+      const BlockPlaces at = column_places(kType, layout, b + within, column);
+      const uint8_t* numbers = block.numbers + within * kQuantBlock;
+      pack_bits<kIs.low_bits, 0>(numbers, panel + at.low);
+      pack_bits<kIs.high_bits, kIs.low_bits>(numbers, panel + at.high);
+      pack_scales<kType>(block, within, panel, at);
     }
   }
 }
 
-// `out` is one block of one column.
-void read_quant_block(const Part& part, const uint8_t* panel, int64_t block, int64_t column,
-                      float* out) {
-  const Planes planes = planes_of(part.type, const_cast<uint8_t*>(panel), part.k);
-  const float scale = half_to_float(planes.scales[block * kLanes + column]);
-  const bool bytes = part.type == WeightType::kQ8_0;
-  const int64_t groups = bytes ? 8 : 4;
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* four = planes.values + ((block * groups + g) * kLanes + column) * 4;
-    for (int64_t i = 0; i < 4; ++i) {
-      if (bytes) {
-        out[4 * g + i] = static_cast<float>(four[i] - 128) * scale;
-      } else {
-        const int offset = part.type == WeightType::kQ4_0 ? 8 : 0;
-        out[4 * g + i] = static_cast<float>((four[i] & 15) - offset) * scale;
-        out[4 * g + i + 16] = static_cast<float>((four[i] >> 4) - offset) * scale;
+float to_float(WeightType type, const uint8_t* value) {
+  if (type == WeightType::kF32) return read<float>(value);
+  if (type == WeightType::kF16) return half_to_float(read<uint16_t>(value));
+  const uint32_t bits = static_cast<uint32_t>(read<uint16_t>(value)) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+template <WeightType kType>
+void read_float_column(const uint8_t* panel, int64_t k, int64_t column, float* out) {
+  constexpr int64_t kSize = kType == WeightType::kF32 ? 4 : 2;
+  for (int64_t i = 0; i < k; ++i) out[i] = to_float(kType, panel + (i * kLanes + column) * kSize);
+}
+
+float exponent_value(uint8_t exponent) {
+  // Half of 2^(exponent - 127); the smallest two are subnormal.
+  const uint32_t bits =
+      exponent < 2 ? 0x00200000u << exponent : static_cast<uint32_t>(exponent - 1) << 23;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+struct GroupScale {
+  float scale;
+  float minimum;
+};
+
+template <WeightType kType>
+GroupScale read_scale(const uint8_t* panel, const BlockPlaces& at, int64_t group) {
+  constexpr QuantFormat kIs = format_of(kType);
+  const auto half = [&](int64_t place) { return half_to_float(read<uint16_t>(panel + place)); };
+  if constexpr (kIs.scales == Scales::kHalf) {
+    return {half(at.scales), kIs.minima ? half(at.minima) : 0.0f};
+  } else if constexpr (kIs.scales == Scales::kExponent) {
+    return {exponent_value(panel[at.scales]), 0.0f};
+  } else {
+    constexpr bool kNibbles = kIs.scales == Scales::kNibbles;
+    const int byte = static_cast<int8_t>(panel[at.scales + group * kLanes]);
+    const float scale = half(at.super) * static_cast<float>(kNibbles ? byte & 15 : byte);
+    if constexpr (!kIs.minima) return {scale, 0.0f};
+    const int minimum = kNibbles ? byte >> 4 & 15 : panel[at.minima + group * kLanes];
+    return {scale, -half(at.super + kLanes * 2) * static_cast<float>(minimum)};
+  }
+}
+
+// Ors kBits bits of each of a block's numbers, times 2^kUp.
+template <int kBits, int kUp>
+void read_bits(const uint8_t* plane, uint8_t* numbers) {
+  constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
+  for (int r = 0; r < kBits; ++r) {
+    const uint32_t four = read<uint32_t>(plane + r * kLanes * 4);
+    for (int g = r; g < 8; g += kBits) {
+      const uint32_t known = read<uint32_t>(numbers + 4 * g) | (four >> (g - r) & kMask) << kUp;
+      std::memcpy(numbers + 4 * g, &known, 4);
+    }
+  }
+}
+
+template <WeightType kType>
+void read_quant_column(const uint8_t* panel, int64_t k, int64_t column, float* out) {
+  constexpr QuantFormat kIs = format_of(kType);
+  const PanelLayout layout = layout_of(kType, k / kQuantBlock);
+  for (int64_t b = 0; b < k / kQuantBlock; ++b, out += kQuantBlock) {
+    const BlockPlaces at = column_places(kType, layout, b, column);
+    uint8_t numbers[kQuantBlock] = {};
+    read_bits<kIs.low_bits, 0>(panel + at.low, numbers);
+    read_bits<kIs.high_bits, kIs.low_bits>(panel + at.high, numbers);
+    for (int64_t group = 0; group < groups_of(kIs); ++group) {
+      const GroupScale meant = read_scale<kType>(panel, at, group);
+      for (int64_t i = group * kIs.group; i < (group + 1) * kIs.group; ++i) {
+        const int value = kIs.table != nullptr ? kIs.table[numbers[i]] : numbers[i] - kIs.offset;
+        out[i] = static_cast<float>(value) * meant.scale;
+        if (kIs.minima) out[i] += meant.minimum;
       }
     }
   }
-  if (part.type == WeightType::kQ4_1) {
-    const float minimum = half_to_float(planes.minima[block * kLanes + column]);
-    for (int64_t i = 0; i < kQuantBlock; ++i) out[i] += minimum;
-  }
 }
+
+// Between a file's row and a panel's column.
+struct ColumnCode {
+  void (*pack)(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column);
+  void (*read)(const uint8_t* panel, int64_t k, int64_t column, float* out);
+};
+
+template <WeightType kType, class Stored>
+constexpr ColumnCode kFloatCode = {pack_float_column<Stored>, read_float_column<kType>};
+template <WeightType kType>
+constexpr ColumnCode kQuantCode = {pack_quant_column<kType>, read_quant_column<kType>};
+
+// In the order of WeightType.
+constexpr ColumnCode kColumnCode[kWeightTypes] = {
+    kFloatCode<WeightType::kF32, uint32_t>,
+    kFloatCode<WeightType::kF16, uint16_t>,
+    kFloatCode<WeightType::kBF16, uint16_t>,
+    kQuantCode<WeightType::kQ4_0>,
+    kQuantCode<WeightType::kQ4_1>,
+    kQuantCode<WeightType::kQ5_0>,
+    kQuantCode<WeightType::kQ5_1>,
+    kQuantCode<WeightType::kQ8_0>,
+    kQuantCode<WeightType::kQ2_K>,
+    kQuantCode<WeightType::kQ3_K>,
+    kQuantCode<WeightType::kQ4_K>,
+    kQuantCode<WeightType::kQ5_K>,
+    kQuantCode<WeightType::kQ6_K>,
+    kQuantCode<WeightType::kIQ4_NL>,
+    kQuantCode<WeightType::kIQ4_XS>,
+    kQuantCode<WeightType::kMXFP4>,
+};
+
+const ColumnCode& code_of(WeightType type) { return kColumnCode[static_cast<int>(type)]; }
 
 }  // namespace
 
@@ -152,7 +231,7 @@ Part pack_part(Pool& pool, WeightType type, const uint8_t* from, int64_t n, int6
     std::memset(panel, 0, static_cast<size_t>(part.panel_bytes));
     const int64_t columns = std::min(kLanes, n - p * kLanes);
     for (int64_t c = 0; c < columns; ++c) {
-      pack_column(type, from + (p * kLanes + c) * file_row_bytes(type, k), k, panel, c);
+      code_of(type).pack(from + (p * kLanes + c) * file_row_bytes(type, k), k, panel, c);
     }
   });
   return part;
@@ -164,16 +243,7 @@ void read_row(const Matrix& matrix, int64_t n, float scale, float* out) {
   const Part& part = matrix.parts[i];
   const int64_t row = n - part.column;
   const uint8_t* panel = part.data + row / kLanes * part.panel_bytes;
-  const int64_t column = row % kLanes;
-  if (is_float(part.type)) {
-    for (int64_t k = 0; k < part.k; ++k) {
-      out[k] = float_value(part.type, panel, k * kLanes + column);
-    }
-  } else {
-    for (int64_t b = 0; b < part.k / kQuantBlock; ++b) {
-      read_quant_block(part, panel, b, column, out + b * kQuantBlock);
-    }
-  }
+  code_of(part.type).read(panel, part.k, row % kLanes, out);
   for (int64_t k = 0; k < part.k; ++k) out[k] *= scale;
 }
 

@@ -4,15 +4,10 @@
 // linker could take from the wrong variant: structures, constants and static functions only.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "formats.hpp"
 
 namespace treadle {
 
-// Columns of a weight panel, and lanes of every sum that has lanes.
-static constexpr int64_t kLanes = 16;
-// Values of K that share a scale in quantised weights and activations.
-static constexpr int64_t kQuantBlock = 32;
 // Rows of quantised activations that are stored together.
 static constexpr int64_t kRowTile = 16;
 // Tokens per attention piece, cut at absolute positions: part of the arithmetic.
@@ -20,16 +15,10 @@ static constexpr int64_t kPiece = 64;
 // Values per partial sum over the vocabulary, likewise part of the arithmetic.
 static constexpr int64_t kVocabularyPiece = 1024;
 
-enum class WeightType : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0 };
-static constexpr int kWeightTypes = 6;
-
 enum class KVType : int32_t { kF32, kF16, kBF16 };
 static constexpr int kKVTypes = 3;
 
 enum class Activation : int32_t { kSilu, kGelu, kGeluTanh };
-
-static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Activations [rows, width]. The float form is row-major. The quantised form holds, per tile of
 // kRowTile rows and per block of kQuantBlock columns, one QuantRecord.
@@ -49,17 +38,14 @@ struct QuantRecord {
   // offset of 8 starts, so that the offset costs nothing.
   int32_t start[kRowTile];
   float scaled_sum[kRowTile];  // scale * sum, what a weight's minimum is multiplied with
+  // The same of the block's halves, for weights in groups of 16; starts are -32 times the sum.
+  int32_t half_start[2][kRowTile];
+  float half_scaled_sum[2][kRowTile];
 };
 
 // One part of a matrix: n columns of one type, in panels of kLanes columns. `column` is where the
-// part begins in the output. A float panel is [k][16] in the stored type. A quantised panel is, in
-// planes over all its blocks:
-//   values  Q4: [block][4][16 columns][4 bytes], byte i of group g holding k = 4g + i in its low
-//           and k = 16 + 4g + i in its high nibble; Q8: [block][8][16 columns][4 bytes] of
-//           value + 128, group g holding k = 4g + i
-//   scales  [block][16] f16
-//   minima  [block][16] f16, Q4_1 only
-// which is the order that 4-way dot products and contiguous 64-byte loads want.
+// part begins in the output. A float panel is [k][16] in the stored type, a quantised one as
+// formats.hpp says.
 struct Part {
   WeightType type;
   const uint8_t* data;
@@ -69,25 +55,6 @@ struct Part {
   int64_t panels;
   int64_t panel_bytes;
 };
-
-static constexpr int64_t quant_plane_bytes(WeightType type, int64_t blocks) {
-  return blocks * kLanes * kQuantBlock / (type == WeightType::kQ8_0 ? 1 : 2);
-}
-
-static constexpr int64_t panel_bytes(WeightType type, int64_t k) {
-  const int64_t blocks = k / kQuantBlock;
-  switch (type) {
-    case WeightType::kF32:
-      return k * kLanes * 4;
-    case WeightType::kF16:
-    case WeightType::kBF16:
-      return k * kLanes * 2;
-    case WeightType::kQ4_1:
-      return round_up(quant_plane_bytes(type, blocks) + 2 * blocks * kLanes * 2, 64);
-    default:
-      return round_up(quant_plane_bytes(type, blocks) + blocks * kLanes * 2, 64);
-  }
-}
 
 struct LinearArgs {
   Part part;

@@ -20,6 +20,9 @@ import tokenizers
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.blocks import SIZES, dequantised, quantised
+from treadle.kernels.ops import WeightType
+
 VOCAB_SIZE = 331
 WINDOW = 512
 
@@ -61,13 +64,19 @@ class TinyLlama:
     """What sets one tiny model apart from another."""
 
     weight_type: str = "f32"
-    """Of the matrices: f32, f16, bf16, q4_0, q4_1 or q8_0."""
+    """Of the matrices, as WeightType names it. Types whose blocks have 256 values make the model
+    wider, and those that the gguf package cannot quantise get random weights of the same spread."""
     heads: int = 4
     kv_heads: int = 2
     tied: bool = False
     llama3_rope: bool = False
     """Slow down low frequencies as Llama 3 does."""
     seed: int = 0
+
+    @property
+    def width(self) -> int:
+        """Of the hidden state."""
+        return max(64, SIZES[WeightType(self.weight_type)][0])
 
     @property
     def file_name(self) -> str:
@@ -100,12 +109,12 @@ def tiny_config(tiny: TinyLlama, **changes: Any) -> LlamaConfig:
         }
     options: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
+        "hidden_size": tiny.width,
+        "intermediate_size": 96 if tiny.width == 64 else 2 * tiny.width,
         "num_hidden_layers": 2,
         "num_attention_heads": tiny.heads,
         "num_key_value_heads": tiny.kv_heads,
-        "head_dim": 16,
+        "head_dim": 16 if tiny.width == 64 else tiny.width // tiny.heads,
         "max_position_embeddings": WINDOW,
         "rms_norm_eps": 1e-5,
         "rope_parameters": rope,
@@ -133,7 +142,9 @@ def _initial_weights(tiny: TinyLlama) -> dict[str, np.ndarray]:
     for name, parameter in sorted(model.state_dict().items()):
         if tiny.tied and name == "lm_head.weight":
             continue
-        values = rng.normal(size=tuple(parameter.shape)) * _spread(name)
+        # A sum of more terms needs smaller ones to be as large.
+        spread = _spread(name) * (1 if "norm" in name else (64 / tiny.width) ** 0.5)
+        values = rng.normal(size=tuple(parameter.shape)) * spread
         weights[name] = (values + 1 if "norm" in name else values).astype(np.float32)
     return weights
 
@@ -146,15 +157,11 @@ def _spread(name: str) -> float:
     return 0.25 if "q_proj" in name or "k_proj" in name else 0.15
 
 
-def _ggml_type(name: str) -> gguf.GGMLQuantizationType:
-    return gguf.GGMLQuantizationType[name.upper()]
-
-
 def _round_trip(weight: np.ndarray, weight_type: str) -> np.ndarray:
     if weight.ndim == 1 or weight_type == "f32":
         return weight
-    kind = _ggml_type(weight_type)
-    return gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
+    kind = WeightType(weight_type)
+    return dequantised(quantised(weight, kind), kind, len(weight))
 
 
 def _neighbours(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -199,12 +206,16 @@ def rope_factors(tiny: TinyLlama) -> np.ndarray:
 
 
 def _add_weight(writer: gguf.GGUFWriter, tiny: TinyLlama, name: str, weight: np.ndarray) -> None:
+    if weight.ndim == 1:
+        writer.add_tensor(_gguf_name(name), weight)
+        return
+    data = quantised(weight, WeightType(tiny.weight_type))
     if "q_proj" in name:
-        weight = _neighbours(weight, tiny.heads)
+        data = _neighbours(data, tiny.heads)
     if "k_proj" in name:
-        weight = _neighbours(weight, tiny.kv_heads)
-    kind = _ggml_type("f32" if weight.ndim == 1 else tiny.weight_type)
-    writer.add_tensor(_gguf_name(name), gguf.quants.quantize(weight, kind), raw_dtype=kind)
+        data = _neighbours(data, tiny.kv_heads)
+    kind = gguf.GGMLQuantizationType[tiny.weight_type.upper()]
+    writer.add_tensor(_gguf_name(name), data, raw_dtype=kind)
 
 
 def _gguf_name(name: str) -> str:

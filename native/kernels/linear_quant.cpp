@@ -1,8 +1,9 @@
 // Products of quantised weights with quantised activations.
 //
-// Per block of 32: an integer dot product, exact however it is split; then one float step
-// acc = fma(sum, weight scale * activation scale, acc), for Q4_1 a second one with the minimum.
-// Blocks are added in K order, so a row has one result whatever rows share its tile.
+// Per group of 16 or 32: an integer dot product, exact however it is split; then one float step
+// acc = fma(sum, weight scale * activation scale, acc), for types with minima a second one. Scales
+// of two levels are multiplied first, which is exact. Groups are added in K order, so a row has one
+// result whatever rows share its tile.
 #include "variant.hpp"
 
 #include "output.hpp"
@@ -11,10 +12,28 @@ namespace treadle::TREADLE_VARIANT {
 namespace {
 
 struct QuantPanel {
-  const uint8_t* values;
-  const Half* scales;
-  const Half* minima;
+  const uint8_t* data;
+  PanelLayout layout;
 };
+
+template <WeightType kType>
+constexpr QuantFormat kFormat = format_of(kType);
+template <WeightType kType>
+constexpr int kGroups = kQuantBlock / kFormat<kType>.group;
+
+// The largest number that the kernels multiply.
+constexpr int largest_number(const QuantFormat& format) {
+  int largest = (1 << (format.low_bits + format.high_bits)) - 1;
+  if (format.table == nullptr) return largest;
+  largest = 0;
+  for (int i = 0; i < 16; ++i) {
+    const int number = format.table[i] + format.offset;
+    if (number > largest) largest = number;
+  }
+  return largest;
+}
+template <WeightType kType>
+constexpr int kLargest = largest_number(kFormat<kType>);
 
 // How far ahead of the block in work its panel is fetched, to the second-level cache, which takes
 // more misses at once than the first; runs on into the panels that follow.
@@ -22,9 +41,9 @@ constexpr int64_t kPrefetchBytes = 16384;
 
 // Fetches what one block adds to all planes, in the order in which they lie.
 template <WeightType kType>
-inline void prefetch_block(const uint8_t* panel, int64_t block) {
-  constexpr int64_t kBytes = quant_plane_bytes(kType, 1) +
-                             kLanes * sizeof(Half) * (kType == WeightType::kQ4_1 ? 2 : 1);
+[[gnu::always_inline]] inline void prefetch_block(const uint8_t* panel, int64_t block) {
+  // Per block, of a type without chunks the bytes of any eight will do.
+  constexpr int64_t kBytes = layout_of(kType, kSuperBlocks).chunk_bytes / kSuperBlocks;
   const uint8_t* ahead = panel + kPrefetchBytes + block * kBytes;
 #pragma GCC unroll 16
   for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
@@ -41,9 +60,7 @@ inline void prefetch_block(const uint8_t* panel, int64_t block) {
 template <WeightType kType, int R>
 void quant_rows(const LinearArgs& a, int64_t panel, int64_t row, int64_t rows) {
   const int64_t blocks = a.part.k / kQuantBlock;
-  const uint8_t* data = a.part.data + panel * a.part.panel_bytes;
-  const Half* scales = reinterpret_cast<const Half*>(data + quant_plane_bytes(kType, blocks));
-  const QuantPanel source{data, scales, scales + blocks * kLanes};
+  const QuantPanel source{a.part.data + panel * a.part.panel_bytes, layout_of(kType, blocks)};
   const QuantRecord* x =
       reinterpret_cast<const QuantRecord*>(a.x.records) + row / kRowTile * blocks;
   F sums[R];
@@ -82,11 +99,21 @@ void linear_quant(const LinearArgs& a, int64_t first_panel, int64_t last_panel, 
   }
 }
 
-template void linear_quant<WeightType::kQ4_0>(const LinearArgs&, int64_t, int64_t, int64_t,
-                                              int64_t);
-template void linear_quant<WeightType::kQ4_1>(const LinearArgs&, int64_t, int64_t, int64_t,
-                                              int64_t);
-template void linear_quant<WeightType::kQ8_0>(const LinearArgs&, int64_t, int64_t, int64_t,
-                                              int64_t);
+#define TREADLE_QUANT(type)                                                                   \
+  template void linear_quant<WeightType::type>(const LinearArgs&, int64_t, int64_t, int64_t, \
+                                               int64_t)
+TREADLE_QUANT(kQ4_0);
+TREADLE_QUANT(kQ4_1);
+TREADLE_QUANT(kQ5_0);
+TREADLE_QUANT(kQ5_1);
+TREADLE_QUANT(kQ8_0);
+TREADLE_QUANT(kQ2_K);
+TREADLE_QUANT(kQ3_K);
+TREADLE_QUANT(kQ4_K);
+TREADLE_QUANT(kQ5_K);
+TREADLE_QUANT(kQ6_K);
+TREADLE_QUANT(kIQ4_NL);
+TREADLE_QUANT(kIQ4_XS);
+TREADLE_QUANT(kMXFP4);
 
 }  // namespace treadle::TREADLE_VARIANT

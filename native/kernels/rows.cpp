@@ -6,6 +6,17 @@
 namespace treadle::TREADLE_VARIANT {
 namespace {
 
+// The sums of the halves of row r's values, as each kind of weight wants them.
+void write_sums(QuantRecord& record, int64_t r, int32_t low, int32_t high) {
+  const float scale = record.scale[r];
+  record.start[r] = -8 * (low + high);
+  record.scaled_sum[r] = scale * static_cast<float>(low + high);
+  record.half_start[0][r] = -32 * low;
+  record.half_start[1][r] = -32 * high;
+  record.half_scaled_sum[0][r] = scale * static_cast<float>(low);
+  record.half_scaled_sum[1][r] = scale * static_cast<float>(high);
+}
+
 // One block of a row: scale = max|x| / 127, value = round-half-even(x / scale).
 void quantise_block(F low, F high, QuantRecord& record, int64_t r) {
   const I magnitude = set1(0x7fffffff);
@@ -18,8 +29,7 @@ void quantise_block(F low, F high, QuantRecord& record, int64_t r) {
   record.scale[r] = scale;
   if (scale == 0.0f) {
     __builtin_memset(record.values[r], 0, kQuantBlock);
-    record.start[r] = 0;
-    record.scaled_sum[r] = 0.0f;
+    write_sums(record, r, 0, 0);
     return;
   }
   // A subnormal scale is coarse and inf / inf is NaN: the bounds keep every value a valid int8.
@@ -29,9 +39,7 @@ void quantise_block(F low, F high, QuantRecord& record, int64_t r) {
   const I b = to_int(min(max(div(high, divisor), set1(-127.0f)), bound));
   store_low8(record.values[r], a);
   store_low8(record.values[r] + kLanes, b);
-  const int32_t sum = sum_lanes(add(a, b));
-  record.start[r] = -8 * sum;
-  record.scaled_sum[r] = scale * static_cast<float>(sum);
+  write_sums(record, r, sum_lanes(a), sum_lanes(b));
 }
 
 // Writes a row in the forms that `out` keeps; value(i, n) gives columns i to i + 16, of which n are

@@ -4,6 +4,7 @@ the batch and however it is chunked, cached, preempted, overlapped or threaded."
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,25 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
-def check_bits(path: Path, messages: list[Generate], isa: Isa | None, kv_dtype: str) -> None:
+FEW_SCHEDULES = (
+    Schedule(index="radix", kv_tokens=LONGEST + 32, rows=8, budget=33, threads=2),
+    Schedule(index="hashed", block_size=1, rows=3, budget=17, depth=1, steps_between=1),
+    Schedule(index="none", block_size=32, rows=8, threads=2, depth=1),
+)
+
+
+def check_bits(
+    path: Path,
+    messages: list[Generate],
+    isa: Isa | None,
+    kv_dtype: str,
+    schedules: Sequence[Schedule] = (),
+) -> None:
+    """By default random schedules."""
     rng = random.Random(f"{path.name}{isa}")
     alone = answers_alone(path, messages, isa=isa, kv_dtype=kv_dtype)
     seen: list[Stats] = []
-    for _ in range(SCHEDULES):
-        schedule = random_schedule(rng, LONGEST)
+    for schedule in schedules or [random_schedule(rng, LONGEST) for _ in range(SCHEDULES)]:
         engine = start(path, schedule, isa=isa, kv_dtype=kv_dtype)
         for warmth in ("cold", "warm"):
             answers = serve(engine, messages, schedule)
@@ -53,6 +67,16 @@ def test_tiny_models(weight_type: str, tiny_folder: Path) -> None:
     path = tiny_llama(weight_type, tiny_folder)
     messages = requests(random.Random(weight_type), VOCAB_SIZE, 24)
     check_bits(path, messages, None, "f16")
+
+
+@pytest.mark.parametrize(
+    "weight_type",
+    ["q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"],
+)
+def test_further_weight_types(weight_type: str, tiny_folder: Path) -> None:
+    path = tiny_llama(weight_type, tiny_folder)
+    messages = requests(random.Random(weight_type), VOCAB_SIZE, 12)
+    check_bits(path, messages, None, "f16", FEW_SCHEDULES)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])

@@ -11,10 +11,10 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
+from tests.blocks import dequantised, quantised
 from treadle.kernels.ops import (
     Backend,
     Buffer,
@@ -29,8 +29,6 @@ from treadle.kernels.ops import (
     WeightType,
 )
 from treadle.kernels.torch.backend import TorchBackend
-
-_GGML_TYPES = {kind: gguf.GGMLQuantizationType[kind.name] for kind in WeightType}
 
 
 def _native() -> Backend:
@@ -64,15 +62,12 @@ class Bench:
 
     def raw(self, values: np.ndarray, kind: WeightType, name: str = "weight") -> RawTensor:
         """A tensor of these values, as near as its type allows."""
-        data = gguf.quants.quantize(values.astype(np.float32), _GGML_TYPES[kind])
-        return RawTensor(name, kind, values.shape, data.view(np.uint8).reshape(-1))
+        data = quantised(values, kind)
+        return RawTensor(name, kind, values.shape, data.reshape(-1))
 
     def dequantised(self, tensor: RawTensor) -> np.ndarray:
         """float64 [n, k]."""
-        if tensor.type is WeightType.F32:
-            return tensor.data.view(np.float32).reshape(tensor.shape).astype(np.float64)
-        rows = tensor.data.reshape(tensor.shape[0], -1)
-        return gguf.quants.dequantize(rows, _GGML_TYPES[tensor.type]).astype(np.float64)
+        return dequantised(tensor.data, tensor.type, tensor.shape[0]).astype(np.float64)
 
     def dense(self, values: np.ndarray) -> Matrix:
         return self.backend.matrix([self.raw(values, WeightType.F32)])

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-import gguf
 import numpy as np
 import pytest
 import torch
 
+from tests.blocks import SIZES, quantised, random_blocks, whole_blocks
 from treadle.kernels.native.backend import NativeBackend, available_variants
 from treadle.kernels.ops import (
     FloatArray,
@@ -38,6 +38,8 @@ VARIANTS = available_variants()
 # Three query heads share a KV head; a block of 32 lies across two heads of 24.
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 70, 96, 12, 4, 24, 160
 WINDOW = 1024
+# The types whose blocks these widths are multiples of.
+NARROW = [kind for kind in WeightType if SIZES[kind][0] <= 32]
 
 
 @pytest.fixture(params=VARIANTS)
@@ -48,8 +50,7 @@ def isa(request: pytest.FixtureRequest) -> str:
 
 def raw(shape: tuple[int, int], kind: WeightType, seed: int) -> RawTensor:
     values = np.random.default_rng(seed).normal(size=shape).astype(np.float32) / 4
-    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.name])
-    return RawTensor(f"weight {seed}", kind, shape, data.view(np.uint8).reshape(-1))
+    return RawTensor(f"weight {seed}", kind, shape, quantised(values, kind).reshape(-1))
 
 
 class Network:
@@ -158,36 +159,43 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return ids
 
 
+class Product:
+    """One matrix, and rows of activations that meet it."""
+
+    def __init__(self, backend: NativeBackend, weight: RawTensor, rows: int) -> None:
+        n, k = weight.shape
+        matrix = backend.matrix([weight])
+        self._inputs = StepInputs(StepLimits(rows, rows, ()))
+        r = backend.recorder(self._inputs, [])
+        x = r.buffer(Rows.TOKENS, k)
+        operand = r.operand(Rows.TOKENS, matrix)
+        out = r.buffer(Rows.TOKENS, n)
+        logits = r.buffer(Rows.LOGITS, n)
+        ones = np.ones(k, np.float32).view(np.uint8)
+        r.embed(backend.matrix([raw((rows, k), WeightType.F32, 2)]), x)
+        r.rms_norm(x, backend.vector(RawTensor("ones", WeightType.F32, (k,), ones)), 1e-6, operand)
+        r.linear(operand, matrix, out)
+        r.select(out, logits)
+        self._program = r.finish(logits)
+        self._inputs.logit_tokens[:] = np.arange(rows)
+
+    def run(self, ids: np.ndarray) -> FloatArray:
+        self._inputs.token_ids[: len(ids)] = ids
+        self._inputs.row_starts[1] = len(ids)
+        return self._program.run(len(ids), 1, len(ids)).copy()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", WeightType)
 def test_rows_of_a_product_do_not_meet(isa: str, kind: WeightType, threads: int) -> None:
-    n, k, most = 75, 128, 40
+    most = 40
     backend = NativeBackend(isa=isa, threads=threads)
-    matrix = backend.matrix([raw((n, k), kind, 1)])
-    inputs = StepInputs(StepLimits(most, most, ()))
-    r = backend.recorder(inputs, [])
-    x = r.buffer(Rows.TOKENS, k)
-    operand = r.operand(Rows.TOKENS, matrix)
-    out = r.buffer(Rows.TOKENS, n)
-    logits = r.buffer(Rows.LOGITS, n)
-    ones = np.ones(k, np.float32).view(np.uint8)
-    r.embed(backend.matrix([raw((most, k), WeightType.F32, 2)]), x)
-    r.rms_norm(x, backend.vector(RawTensor("ones", WeightType.F32, (k,), ones)), 1e-6, operand)
-    r.linear(operand, matrix, out)
-    r.select(out, logits)
-    program = r.finish(logits)
-    inputs.logit_tokens[:] = np.arange(most)
-
-    def run(ids: np.ndarray) -> FloatArray:
-        inputs.token_ids[: len(ids)] = ids
-        inputs.row_starts[1] = len(ids)
-        return program.run(len(ids), 1, len(ids)).copy()
-
-    alone = np.concatenate([run(np.array([i])) for i in range(most)])
+    product = Product(backend, raw((75, whole_blocks(kind, 128)), kind, 1), most)
+    alone = np.concatenate([product.run(np.array([i])) for i in range(most)])
     assert len(np.unique(alone, axis=0)) == most
     for count in (2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 23, 31, 33, 40):
         ids = np.random.default_rng(count).permutation(most)[:count]
-        np.testing.assert_array_equal(run(ids), alone[ids], err_msg=f"{count} rows")
+        np.testing.assert_array_equal(product.run(ids), alone[ids], err_msg=f"{count} rows")
     backend.close()
 
 
@@ -216,7 +224,7 @@ def test_blocks_chunks_threads_and_neighbours(
         np.testing.assert_array_equal(joined[1], expected[-1])
 
 
-@pytest.mark.parametrize("kind", WeightType)
+@pytest.mark.parametrize("kind", NARROW)
 def test_weight_types_in_a_whole_network(
     isa: str, kind: WeightType, networks: list[Network]
 ) -> None:
@@ -256,10 +264,29 @@ def test_fused_variants_agree(networks: list[Network]) -> None:
     if not {"avx2", "avx512"} <= set(VARIANTS):
         pytest.skip("this processor runs one of the two at most")
     ids = prompt(200)
-    for kind in WeightType:
+    for kind in NARROW:
         pair = [Network(isa=isa, kind=kind, block_size=1) for isa in ("avx2", "avx512")]
         networks += pair
         np.testing.assert_array_equal(pair[0].in_chunks(ids, 64), pair[1].in_chunks(ids, 64))
+
+
+@pytest.mark.parametrize("kind", WeightType)
+def test_products_of_fused_variants_agree(kind: WeightType) -> None:
+    """Any scales, any numbers."""
+    if not {"avx2", "avx512"} <= set(VARIANTS):
+        pytest.skip("this processor runs one of the two at most")
+    n, k, rows = 35, 512, 21
+    weight = raw((n, k), kind, 3)
+    if kind.quantised:
+        data = random_blocks(np.random.default_rng(3), n, k, kind, exponents=220)
+        weight = RawTensor("weight", kind, (n, k), data.reshape(-1))
+    results = []
+    for isa in ("avx2", "avx512"):
+        backend = NativeBackend(isa=isa, threads=2)
+        results.append(Product(backend, weight, rows).run(np.arange(rows)))
+        backend.close()
+    assert np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_the_callers_float_mode_does_not_matter(isa: str) -> None:

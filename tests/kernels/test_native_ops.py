@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.blocks import whole_blocks, with_numbers
 from tests.kernels.conftest import Bench, Paged
 from treadle.errors import ModelFileError
 from treadle.kernels.native.backend import NativeBackend, available_variants
@@ -55,31 +56,45 @@ def quantised(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("tokens", "n"), [(1, 129), (19, 7), (70, 80)])
 def test_linear(desk: Bench, kind: WeightType, tokens: int, n: int) -> None:
     rng = np.random.default_rng(tokens)
-    x = rng.normal(size=(tokens, 160)).astype(np.float32)
+    k = whole_blocks(kind, 160)
+    x = rng.normal(size=(tokens, k)).astype(np.float32)
     x[0, 32:64] = 0
-    tensor = desk.raw(rng.normal(size=(n, 160)), kind)
+    tensor = desk.raw(rng.normal(size=(n, k)), kind)
     weight = desk.dequantised(tensor)
     wanted = (quantised(x) if kind.quantised else x.astype(np.float64)) @ weight.T
     result = desk.linear(x, desk.backend.matrix([tensor]))
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", [WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0])
+@pytest.mark.parametrize("kind", [kind for kind in WeightType if kind.quantised])
 def test_integer_sums_are_exact_at_their_limits(desk: Bench, kind: WeightType) -> None:
     """Every product as large as it can be, of one sign: nothing may saturate."""
-    header = 4 if kind is WeightType.Q4_1 else 2
-    size = header + (32 if kind is WeightType.Q8_0 else 16)
-    k = 64
+    k = whole_blocks(kind, 64)
     for byte in (0x00, 0x0F, 0xF0, 0xFF, 0x80, 0x7F, 0x88):
-        rows = np.full((3, k // 32, size), byte, np.uint8)
-        rows[:, :, :header] = 0
-        rows[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
-        tensor = RawTensor("limit", kind, (3, k), rows.reshape(-1))
+        tensor = RawTensor("limit", kind, (3, k), with_numbers(kind, (3, k), byte).reshape(-1))
         for sign in (1, -1):
             x = np.full((2, k), sign * 127.0, np.float32)
             x[1, ::2] *= -1
             wanted = x.astype(np.float64) @ desk.dequantised(tensor).T
-            np.testing.assert_array_equal(desk.linear(x, desk.backend.matrix([tensor])), wanted)
+            result = desk.linear(x, desk.backend.matrix([tensor]))
+            # Sums of whole numbers are exact below 2^24, which scales of groups lead beyond.
+            largest = np.abs(x.astype(np.float64)) @ np.abs(desk.dequantised(tensor)).T
+            bound = 1e-6 * largest if largest.max() >= 2**24 else 0
+            assert (np.abs(result - wanted) <= bound).all()
+
+
+def test_every_exponent(desk: Bench) -> None:
+    """Each alone in its row, down to subnormal scales, whose products have few bits."""
+    count = 252
+    data = with_numbers(WeightType.MXFP4, (count, 32), 0x35)
+    data[:, 0] = np.arange(count)
+    tensor = RawTensor("powers", WeightType.MXFP4, (count, 32), data.reshape(-1))
+    x = np.linspace(0.1, 1, 32, dtype=np.float32)[None]
+    wanted = quantised(x) @ desk.dequantised(tensor).T
+    result = desk.linear(x, desk.backend.matrix([tensor]))
+    finite = wanted < np.finfo(np.float32).max
+    assert finite.sum() > count - 6
+    np.testing.assert_allclose(result[finite], wanted[finite], rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1e-38, 3e-41, 1e-44, 1e30])

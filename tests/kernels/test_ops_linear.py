@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.blocks import SIZES, dequantised, magnitudes, random_blocks, whole_blocks
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import Buffer, Form, RawTensor, Recorder, WeightType
 
 QUANTISED = [kind for kind in WeightType if kind.quantised]
-BLOCK_BYTES = {WeightType.Q4_0: 18, WeightType.Q4_1: 20, WeightType.Q8_0: 34}
 
 
 def quantised(x: np.ndarray) -> np.ndarray:
@@ -27,33 +27,11 @@ def met(x: np.ndarray, kind: WeightType) -> np.ndarray:
     return quantised(x) if kind.quantised else x.astype(np.float32).astype(np.float64)
 
 
-def random_blocks(rng: np.random.Generator, n: int, k: int, kind: WeightType) -> RawTensor:
-    """Random bytes all over; every finite f16 occurs as a scale or minimum, also negative ones and
-    denormals."""
-    blocks = rng.integers(0, 256, (n, k // 32, BLOCK_BYTES[kind]), np.uint8)
-    for at in (0, 2) if kind is WeightType.Q4_1 else (0,):
-        bits = rng.integers(0, 0x7C00, (n, k // 32), np.uint16)
-        bits |= rng.integers(0, 2, bits.shape, np.uint16) << 15
-        blocks[..., at : at + 2] = bits[..., None].view(np.uint8)
-    return RawTensor("weight", kind, (n, k), blocks.reshape(-1))
-
-
-def magnitudes(tensor: RawTensor) -> np.ndarray:
-    """Per weight, the size of the terms it is a sum of: what rounding errors are relative to."""
-    n, k = tensor.shape
-    blocks = tensor.data.reshape(n, k // 32, -1)
-    halves = np.abs(np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float64))
-    largest = {WeightType.Q4_0: 8, WeightType.Q4_1: 15, WeightType.Q8_0: 128}[tensor.type]
-    size = halves[..., 0] * largest
-    if tensor.type is WeightType.Q4_1:
-        size = size + halves[..., 1]
-    return np.repeat(size, 32, axis=1)
-
-
 @pytest.mark.parametrize("kind", WeightType)
 @pytest.mark.parametrize(("tokens", "n", "k"), [(1, 1, 32), (3, 17, 96), (9, 40, 160), (2, 64, 64)])
 def test_linear(bench: Any, kind: WeightType, tokens: int, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
+    k = whole_blocks(kind, k)
     x = rng.normal(size=(tokens, k)).astype(np.float32)
     tensor = bench.raw(rng.normal(size=(n, k)), kind)
     weight = bench.dequantised(tensor)
@@ -65,19 +43,23 @@ def test_linear(bench: Any, kind: WeightType, tokens: int, n: int, k: int) -> No
     assert (np.abs(result - seen @ weight.T) < bound).all()
 
 
+@pytest.mark.parametrize("blocks", [1, 4])  # in one block, a small scale is not lost among others
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_linear_with_any_scale(bench: Any, kind: WeightType) -> None:
+def test_linear_with_any_scale(bench: Any, kind: WeightType, blocks: int) -> None:
     rng = np.random.default_rng(4)
-    tensor = random_blocks(rng, 37, 128, kind)
+    n, k = 300, SIZES[kind][0] * blocks
+    data = random_blocks(rng, n, k, kind, exponents=220)
+    tensor = RawTensor("weight", kind, (n, k), data.reshape(-1))
     weight = bench.dequantised(tensor)
-    x = rng.normal(size=(5, 128)) * 10.0 ** rng.integers(-6, 6, (5, 128))
-    x[1, 32:64] = 0
+    x = rng.normal(size=(5, k)) * 10.0 ** rng.integers(-6, 6, (5, k))
+    x[1, -16:] = 0
     x[2] = 0
 
     result = bench.linear(x.astype(np.float32), bench.backend.matrix([tensor]))
 
     seen = quantised(x)
-    bound = 4e-6 * (np.abs(seen) @ magnitudes(tensor).T)
+    # Where all is tiny, results are subnormal.
+    bound = 4e-6 * (np.abs(seen) @ magnitudes(data, kind, n).T) + 2.0**-147
     assert (np.abs(result - seen @ weight.T) <= bound).all()
     assert (result[2] == 0).all()
 
@@ -94,8 +76,9 @@ def test_activations_round_half_to_even(bench: Any) -> None:
 @pytest.mark.parametrize("kind", WeightType)
 def test_bias_and_accumulation(bench: Any, kind: WeightType) -> None:
     rng = np.random.default_rng(5)
-    x = rng.normal(size=(4, 64)).astype(np.float32)
-    tensor = bench.raw(rng.normal(size=(19, 64)), kind)
+    k = whole_blocks(kind, 64)
+    x = rng.normal(size=(4, k)).astype(np.float32)
+    tensor = bench.raw(rng.normal(size=(19, k)), kind)
     bias = rng.normal(size=19).astype(np.float32)
 
     result = bench.linear(x, bench.backend.matrix([tensor]), bias=bias, repeat=3)
@@ -110,14 +93,19 @@ def test_bias_and_accumulation(bench: Any, kind: WeightType) -> None:
         (WeightType.Q4_1, WeightType.Q8_0, WeightType.F16),
         (WeightType.BF16, WeightType.F32),
         (WeightType.Q4_0, WeightType.Q4_0),
+        (WeightType.Q4_K, WeightType.Q6_K, WeightType.Q5_0),
+        (WeightType.Q5_K, WeightType.BF16, WeightType.Q3_K),
+        (WeightType.IQ4_XS, WeightType.MXFP4, WeightType.Q2_K),
+        (WeightType.Q5_1, WeightType.IQ4_NL),
     ],
     ids="+".join,
 )
 def test_stacked_parts_keep_their_types(bench: Any, kinds: tuple[WeightType, ...]) -> None:
     rng = np.random.default_rng(6)
-    x = rng.normal(size=(6, 96)).astype(np.float32)
+    k = max(whole_blocks(kind, 96) for kind in kinds)
+    x = rng.normal(size=(6, k)).astype(np.float32)
     parts = [
-        bench.raw(rng.normal(size=(n, 96)), kind)
+        bench.raw(rng.normal(size=(n, k)), kind)
         for n, kind in zip((24, 7, 33), kinds, strict=False)
     ]
     matrix = bench.backend.matrix(parts)
@@ -126,21 +114,43 @@ def test_stacked_parts_keep_their_types(bench: Any, kinds: tuple[WeightType, ...
 
     expected = [met(x, part.type) @ bench.dequantised(part).T for part in parts]
     np.testing.assert_allclose(result, np.concatenate(expected, axis=1), atol=1e-4)
-    assert (matrix.n, matrix.k) == (sum(p.shape[0] for p in parts), 96)
+    assert (matrix.n, matrix.k) == (sum(p.shape[0] for p in parts), k)
     assert matrix.forms == {Form.Q8 if kind.quantised else Form.F32 for kind in kinds}
+
+
+def embedded(bench: Any, tensor: RawTensor, scale: float) -> np.ndarray:
+    matrix = bench.backend.matrix([tensor])
+    n, k = tensor.shape
+
+    def op(recorder: Recorder, _: Buffer, out: Buffer) -> None:
+        recorder.embed(matrix, out, scale=scale)
+
+    return bench.apply(np.zeros((n, 8)), k, op)
 
 
 @pytest.mark.parametrize("kind", WeightType)
 def test_embed(bench: Any, kind: WeightType) -> None:
     rng = np.random.default_rng(7)
-    tensor = bench.raw(rng.normal(size=(13, 96)), kind)
-    matrix = bench.backend.matrix([tensor])
+    tensor = bench.raw(rng.normal(size=(13, whole_blocks(kind, 96))), kind)
+    expected = bench.dequantised(tensor) * 2.5
+    np.testing.assert_allclose(embedded(bench, tensor, 2.5), expected, rtol=1e-6, atol=1e-6)
 
-    def op(recorder: Recorder, _: Buffer, out: Buffer) -> None:
-        recorder.embed(matrix, out, scale=2.5)
 
-    result = bench.apply(np.zeros((13, 8)), 96, op)
-    np.testing.assert_allclose(result, bench.dequantised(tensor) * 2.5, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_are_what_the_file_says_to_the_bit(bench: Any, kind: WeightType) -> None:
+    """Any bytes; 97 rows are six panels and one column, 1024 values four super-blocks."""
+    n, k = 97, 1024
+    data = random_blocks(np.random.default_rng(9), n, k, kind)
+    result = embedded(bench, RawTensor("weight", kind, (n, k), data.reshape(-1)), 1.0)
+    np.testing.assert_array_equal(result, dequantised(data, kind, n))
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_that_are_not_whole_blocks_are_refused(bench: Any, kind: WeightType) -> None:
+    values, size = SIZES[kind]
+    ragged = RawTensor("ragged", kind, (2, values + 16), np.zeros(2 * size, np.uint8))
+    with pytest.raises(ModelFileError, match=f"tensor ragged .*multiple of {values}"):
+        bench.backend.matrix([ragged])
 
 
 def test_unsupported_tensors_are_named(bench: Any) -> None:

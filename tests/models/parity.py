@@ -84,7 +84,8 @@ def quantised_inputs(model: PreTrainedModel) -> Iterator[None]:
 
     def quantise(x: torch.Tensor) -> torch.Tensor:
         blocks = x.unflatten(-1, (-1, 32))
-        step = blocks.abs().amax(dim=-1, keepdim=True) / 127
+        # Of a block of zeros any step will do.
+        step = (blocks.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(1e-30)
         return ((blocks / step).round() * step).flatten(-2)
 
     plain = torch.nn.functional.linear

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.blocks import quantised
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import WeightType
 from treadle.models.gguf import GGUFFile
 
 QUANTISED = {
-    gguf.GGMLQuantizationType.Q4_0: WeightType.Q4_0,
-    gguf.GGMLQuantizationType.Q4_1: WeightType.Q4_1,
-    gguf.GGMLQuantizationType.Q8_0: WeightType.Q8_0,
-    gguf.GGMLQuantizationType.BF16: WeightType.BF16,
-}
+    gguf.GGMLQuantizationType[kind.name]: kind for kind in WeightType if kind.quantised
+} | {gguf.GGMLQuantizationType.BF16: WeightType.BF16}
+UNSUPPORTED = gguf.GGMLQuantizationType.TQ2_0
 
 
 def write_sample(path: Path) -> dict[str, Any]:
@@ -71,9 +70,10 @@ def write_sample(path: Path) -> dict[str, Any]:
     writer.add_tensor("vector", rng.normal(size=7).astype(np.float32))
     writer.add_tensor("half", rng.normal(size=(3, 5)).astype(np.float16))
     writer.add_tensor("cube", rng.normal(size=(2, 3, 4)).astype(np.float32))
-    for kind in (*QUANTISED, gguf.GGMLQuantizationType.Q5_0):
-        data = gguf.quants.quantize(rng.normal(size=(6, 64)).astype(np.float32), kind)
-        writer.add_tensor(kind.name, data, raw_dtype=kind)
+    for kind, ours in QUANTISED.items():
+        writer.add_tensor(kind.name, quantised(rng.normal(size=(6, 256)), ours), raw_dtype=kind)
+    data = gguf.quants.quantize(rng.normal(size=(6, 256)).astype(np.float32), UNSUPPORTED)
+    writer.add_tensor(UNSUPPORTED.name, data, raw_dtype=UNSUPPORTED)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -118,7 +118,7 @@ def test_tensors_against_the_gguf_package(sample: Path) -> None:
     assert file.tensors["cube"].shape == (2, 3, 4)
     for kind, ours in QUANTISED.items():
         assert file.tensors[kind.name].type is ours
-        assert file.tensors[kind.name].shape == (6, 64)
+        assert file.tensors[kind.name].shape == (6, 256)
 
 
 def test_the_demo_file_against_the_gguf_package(demo_gguf: Path) -> None:
@@ -164,13 +164,13 @@ def test_alignment_of_the_file_is_used(tmp_path: Path) -> None:
 
 def test_an_unsupported_type_is_refused_only_when_asked_for(sample: Path) -> None:
     file = GGUFFile.open(sample)
-    assert "Q5_0" in file.tensors
-    with pytest.raises(ModelFileError, match=r"sample\.gguf: tensor 'Q5_0' has type q5_0"):
-        file.tensors["Q5_0"]
-    with pytest.raises(ModelFileError, match="q5_0"):
-        file.tensors.get("Q5_0")
-    with pytest.raises(ModelFileError, match="q5_0"):
-        file.drop("Q5_0")
+    assert "TQ2_0" in file.tensors
+    with pytest.raises(ModelFileError, match=r"sample\.gguf: tensor 'TQ2_0' has type tq2_0"):
+        file.tensors["TQ2_0"]
+    with pytest.raises(ModelFileError, match="tq2_0"):
+        file.tensors.get("TQ2_0")
+    with pytest.raises(ModelFileError, match="tq2_0"):
+        file.drop("TQ2_0")
     assert file.tensors.get("no such tensor") is None
 
 
@@ -322,7 +322,7 @@ def read_everything(path: Path) -> None:
     for key in file.metadata:
         file.metadata[key]
     for name in file.tensors:
-        if name != "Q5_0":
+        if name != UNSUPPORTED.name:
             file.tensors[name].data.sum()
 
 

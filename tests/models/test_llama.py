@@ -23,7 +23,7 @@ from treadle.models.loader import load_model
 IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTISED = ("q4_0", "q4_1", "q8_0")
+QUANTISED = ("q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k", "iq4_xs")
 
 QUANTISED_BOUND = 0.01
 """Mean divergence in nats that quantised activations may cause; measured: 0.0013 to 0.0017."""

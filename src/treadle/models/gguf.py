@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import mmap
 import re
 import struct
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import ModelFileError
+from treadle.kernels.blocks import BLOCKS, num_bytes
 from treadle.kernels.ops import RawTensor, WeightType
 from treadle.models.mapped import Extent, JoinedTensors, MappedTensors, map_file
 
@@ -93,16 +93,6 @@ _TYPE_NAMES = {
     40: "nvfp4",
     41: "q1_0",
 }
-
-_BLOCKS = {
-    WeightType.F32: (1, 4),
-    WeightType.F16: (1, 2),
-    WeightType.BF16: (1, 2),
-    WeightType.Q4_0: (32, 18),
-    WeightType.Q4_1: (32, 20),
-    WeightType.Q8_0: (32, 34),
-}
-"""Values per block, bytes per block."""
 
 _SUPPORTED = {kind.value: kind for kind in WeightType}
 
@@ -441,9 +431,10 @@ def _read_extent(cursor: _Cursor, alignment: int) -> Extent:
 def _num_bytes(cursor: _Cursor, type_name: str, dims: tuple[int, ...]) -> int:
     if type_name not in _SUPPORTED:
         return 0
-    values, size = _BLOCKS[_SUPPORTED[type_name]]
+    kind = _SUPPORTED[type_name]
+    values, _ = BLOCKS[kind]
     if dims[0] % values:
         raise cursor.error(
             f"has rows of {dims[0]} values; {type_name} needs a multiple of {values}"
         )
-    return math.prod(dims) // values * size
+    return num_bytes(kind, dims)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from treadle.errors import ModelFileError
+from treadle.kernels.blocks import BLOCKS, num_bytes
 from treadle.kernels.native import _native
 from treadle.kernels.native.memory import Arena, Bytes
 from treadle.kernels.ops import (
-    QUANT_BLOCK,
     FloatArray,
     Form,
     Matrix,
@@ -23,18 +23,8 @@ from treadle.kernels.ops import (
     WeightType,
 )
 
-TYPE_INDEX = {
-    WeightType.F32: 0,
-    WeightType.F16: 1,
-    WeightType.BF16: 2,
-    WeightType.Q4_0: 3,
-    WeightType.Q4_1: 4,
-    WeightType.Q8_0: 5,
-}
-"""The C++ side's numbers."""
-
-_VALUE_BYTES = {WeightType.F32: 4, WeightType.F16: 2, WeightType.BF16: 2}
-_BLOCK_BYTES = {WeightType.Q4_0: 18, WeightType.Q4_1: 20, WeightType.Q8_0: 34}
+TYPE_INDEX = {kind: index for index, kind in enumerate(WeightType)}
+"""The C++ side's numbers, which follow the same order."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +73,7 @@ def load_vector(tensor: RawTensor) -> NativeVector:
         raise ModelFileError(f"tensor {tensor.name} has shape {list(tensor.shape)}, not one axis")
     if tensor.type.quantised:
         raise ModelFileError(f"tensor {tensor.name} is a vector of type {tensor.type}")
-    _check_bytes(tensor, tensor.shape[0] * _VALUE_BYTES[tensor.type])
+    _check_bytes(tensor)
     return NativeVector(n=tensor.shape[0], values=_as_float32(tensor))
 
 
@@ -99,21 +89,17 @@ def _as_float32(tensor: RawTensor) -> FloatArray:
 def _check_matrix(tensor: RawTensor) -> None:
     if len(tensor.shape) != 2 or min(tensor.shape) < 1:
         raise ModelFileError(f"tensor {tensor.name} has shape {list(tensor.shape)}, not two axes")
-    if tensor.type not in TYPE_INDEX:
-        raise ModelFileError(f"tensor {tensor.name} has type {tensor.type}, which is not supported")
-    n, k = tensor.shape
-    if not tensor.type.quantised:
-        _check_bytes(tensor, n * k * _VALUE_BYTES[tensor.type])
-        return
-    if k % QUANT_BLOCK:
+    block, _ = BLOCKS[tensor.type]
+    if tensor.shape[1] % block:
         raise ModelFileError(
-            f"tensor {tensor.name} of type {tensor.type} has {k} inputs, "
-            f"not a multiple of {QUANT_BLOCK}"
+            f"tensor {tensor.name} of type {tensor.type} has {tensor.shape[1]} inputs, "
+            f"not a multiple of {block}"
         )
-    _check_bytes(tensor, n * (k // QUANT_BLOCK) * _BLOCK_BYTES[tensor.type])
+    _check_bytes(tensor)
 
 
-def _check_bytes(tensor: RawTensor, expected: int) -> None:
+def _check_bytes(tensor: RawTensor) -> None:
+    expected = num_bytes(tensor.type, tensor.shape)
     if tensor.data.dtype != np.uint8 or tensor.data.size != expected:
         raise ModelFileError(
             f"tensor {tensor.name} of shape {list(tensor.shape)} and type {tensor.type} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from treadle.kernels.ops import QUANT_BLOCK
 from treadle.kernels.torch.buffers import TorchBuffer
 from treadle.kernels.torch.weights import DensePart, QuantPart, TorchMatrix
 
@@ -20,11 +21,13 @@ def _product(x: TorchBuffer, part: DensePart | QuantPart, count: int) -> torch.T
     assert x.values is not None
     assert x.scales is not None
     out = torch.zeros(count, part.n)
-    for block, weights in enumerate(part.values):
-        values, scales = x.values[:count, block], x.scales[:count, block, None]
+    group = part.values.shape[1]
+    inputs = x.values[:count].reshape(count, -1, group)
+    for at, weights in enumerate(part.values):
+        values, scales = inputs[:, at], x.scales[:count, at * group // QUANT_BLOCK, None]
         # Whole numbers below 2**24: the float product is the integer dot product, exactly.
         dots = values @ weights.float()
-        out += dots * (scales * part.scales[block])
+        out += dots * (scales * part.scales[at])
         if part.minimums is not None:
-            out += values.sum(dim=1, keepdim=True) * scales * part.minimums[block]
+            out += values.sum(dim=1, keepdim=True) * scales * part.minimums[at]
     return out

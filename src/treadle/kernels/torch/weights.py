@@ -1,19 +1,20 @@
 """Weights as the reference keeps them: GGUF block types unpacked to small integers and scales.
 
-Owns the byte layouts of the block types. Never requantises: `values * scales + minimums` is
-exactly what the file says.
+Never requantises: `values * scales + minimums` is exactly what the file says.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from treadle.errors import ModelFileError
-from treadle.kernels.ops import QUANT_BLOCK, Form, Matrix, RawTensor, Vector, WeightType
+from treadle.kernels.blocks import BLOCKS, num_bytes
+from treadle.kernels.ops import Form, Matrix, RawTensor, Vector, WeightType
+from treadle.kernels.torch.unpack import unpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +35,9 @@ class DensePart:
 class QuantPart:
     """Rows of a matrix in a block type; K comes first, for products add up block by block."""
 
-    values: torch.Tensor  # [k / 32, 32, n] int8
-    scales: torch.Tensor  # [k / 32, n] f32
-    minimums: torch.Tensor | None  # [k / 32, n] f32
+    values: torch.Tensor  # [k / group, group, n] int8; a group is 16 or 32 values of K
+    scales: torch.Tensor  # [k / group, n] f32
+    minimums: torch.Tensor | None  # [k / group, n] f32
 
     @property
     def n(self) -> int:
@@ -64,40 +65,6 @@ _DENSE = {
     WeightType.F16: torch.float16,
     WeightType.BF16: torch.bfloat16,
 }
-
-
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """Sixteen bytes hold values 0 to 15 in their low halves and 16 to 31 in their high ones."""
-    return torch.cat([packed & 0xF, packed >> 4], dim=-1)
-
-
-def _f16(pair: torch.Tensor) -> torch.Tensor:
-    return pair.contiguous().view(torch.float16).float()[..., 0]
-
-
-def _unpack_q4_0(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Scale f16, then 16 bytes of nibbles, 8 above their value."""
-    return _nibbles(block[..., 2:]).to(torch.int8) - 8, _f16(block[..., :2]), None
-
-
-def _unpack_q4_1(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Scale f16, minimum f16, then 16 bytes of nibbles."""
-    values = _nibbles(block[..., 4:]).to(torch.int8)
-    return values, _f16(block[..., :2]), _f16(block[..., 2:4])
-
-
-def _unpack_q8_0(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Scale f16, then 32 signed bytes."""
-    return block[..., 2:].contiguous().view(torch.int8), _f16(block[..., :2]), None
-
-
-_Unpack = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
-
-_BLOCKS: dict[WeightType, tuple[int, _Unpack]] = {
-    WeightType.Q4_0: (18, _unpack_q4_0),
-    WeightType.Q4_1: (20, _unpack_q4_1),
-    WeightType.Q8_0: (34, _unpack_q8_0),
-}  # type -> (bytes per block, how to unpack)
 
 
 def stack(parts: Sequence[RawTensor]) -> TorchMatrix:
@@ -129,20 +96,17 @@ def _check_matrix(tensor: RawTensor, k: int) -> None:
         )
     if tensor.shape[1] != k:
         raise ModelFileError(f"tensor {tensor.name} has rows of {tensor.shape[1]}; expected {k}")
-    if tensor.type.quantised and k % QUANT_BLOCK:
+    block, _ = BLOCKS[tensor.type]
+    if k % block:
         raise ModelFileError(
             f"tensor {tensor.name} is {tensor.type} with rows of {k}, "
-            f"which is not a multiple of {QUANT_BLOCK}"
+            f"which is not a multiple of {block}"
         )
     _check_bytes(tensor)
 
 
 def _check_bytes(tensor: RawTensor) -> None:
-    count = int(np.prod(tensor.shape))
-    if tensor.type.quantised:
-        expected = count // QUANT_BLOCK * _BLOCKS[tensor.type][0]
-    else:
-        expected = count * _DENSE[tensor.type].itemsize
+    expected = num_bytes(tensor.type, tensor.shape)
     if tensor.data.nbytes != expected:
         raise ModelFileError(
             f"tensor {tensor.name} holds {tensor.data.nbytes} bytes; expected {expected}"
@@ -158,10 +122,7 @@ def _dense(tensor: RawTensor) -> torch.Tensor:
 
 
 def _quant_part(tensor: RawTensor) -> QuantPart:
-    block_bytes, unpack = _BLOCKS[tensor.type]
-    n, k = tensor.shape
-    blocks = _bytes(tensor).reshape(n, k // QUANT_BLOCK, block_bytes)
-    values, scales, minimums = unpack(blocks)
+    values, scales, minimums = unpack(tensor.type, _bytes(tensor).reshape(tensor.shape[0], -1))
     return QuantPart(
         values.permute(1, 2, 0).contiguous(),
         scales.T.contiguous(),
