@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -141,6 +142,24 @@ def test_threads_share_the_engine(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [found[prompt] for prompt in prompts] == alone
+
+
+def test_streams_that_the_garbage_collector_finds_in_the_midst_of_a_step(llm: LLM) -> None:
+    expected = ids(llm, "The loom")
+
+    class Holder:
+        stream: object = None
+        myself: object = None
+
+    for _ in range(20):
+        holder = Holder()
+        stream = llm.generate_stream("forgotten", SamplingParams(max_tokens=300, ignore_eos=True))
+        next(stream)
+        holder.stream, holder.myself = stream, holder
+        del holder, stream
+        llm._do(lambda: (gc.collect(), None)[1])
+        assert ids(llm, "The loom") == expected
+    assert not llm._engine.has_work
 
 
 def test_a_closed_engine_says_so(path: Path) -> None:

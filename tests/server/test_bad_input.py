@@ -242,3 +242,24 @@ def test_not_http(server: Served) -> None:
     with socket.create_connection(server.address, timeout=DEADLINE_S) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert read_until(connection, b"\r\n").startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("field", ["seed", "max_tokens", "n", "top_k", "min_tokens", "logprobs"])
+def test_whole_numbers_of_any_length(server: Served, field: str) -> None:
+    digits = b"1" * 400
+    error = refusal(raw(server, b'{"prompt": "a", "%s": %s}' % (field.encode(), digits)))
+    assert field in (error["param"] or "")
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "999999999"])
+def test_a_declared_length_of_many_digits(server: Served, length: str) -> None:
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(64).split()[1] in (b"400", b"413")
+
+
+def test_more_answers_than_one_request_may_ask_for(server: Served) -> None:
+    error = refusal(server.post(PATH, prompt=[[1]] * 3000, n=128))
+    assert "1024" in error["message"]

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from treadle.errors import InvalidRequest, PromptTooLong
-from treadle.text.intake import Accepted, check, fan_out
+from treadle.text.intake import Accepted, check, check_number, fan_out
 from treadle.text.tokenizer import Tokenizer
 from treadle.wire.messages import Ready
 from treadle.wire.sampling_params import SamplingParams
@@ -98,3 +98,20 @@ def test_seeds_are_drawn_when_none_is_given() -> None:
     request = Accepted([1], SamplingParams(n=2))
     first, second = fan_out([request, request], "id", "")[::2]
     assert first.seed != second.seed
+
+
+def test_one_request_may_not_queue_any_number_of_answers() -> None:
+    check_number(8, 128)
+    with pytest.raises(InvalidRequest, match="one request may ask for 1024") as raised:
+        check_number(9, 128)
+    assert raised.value.param == "n"
+    with pytest.raises(InvalidRequest) as raised:
+        check_number(1025, 1)
+    assert raised.value.param == "prompt"
+
+
+def test_a_salt_is_a_short_text() -> None:
+    request = Accepted([1], SamplingParams())
+    for salt in ("x" * 1025, 5):
+        with pytest.raises(InvalidRequest, match="cache_salt"):
+            fan_out([request], "id", salt)  # type: ignore[arg-type]

@@ -35,6 +35,15 @@ from treadle.wire.sampling_params import SamplingParams
         ("logprobs", 21),
         ("stop", ""),
         ("stop", ["a", ""]),
+        ("stop", [5]),
+        ("stop", ["x"] * 65),
+        ("stop", "x" * 4097),
+        ("seed", 10**400),
+        ("logprobs", True),
+        ("logprobs", 1.5),
+        ("max_tokens", 2.0),
+        ("temperature", "warm"),
+        ("logit_bias", {"a": 1.0}),
     ],
 )
 def test_values_out_of_range_name_their_field(field: str, value: Any) -> None:

@@ -202,6 +202,10 @@ def _num_blocks(
     demands = [running.demand(group) for group in facts.kv_groups]
     asked = cache.kv_cache_memory_bytes
     if asked is not None:
+        if asked > hardware.memory_bytes:
+            raise StartError(
+                f"kv_cache_memory_bytes is {asked}; this machine has {hardware.memory_bytes}"
+            )
         return divide(asked, demands), "argument", f"{_size(asked)} asked for"
     free = hardware.available_bytes - facts.weights_bytes
     share = int(_KV_SHARE * free)

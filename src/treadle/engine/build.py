@@ -49,7 +49,16 @@ class _Phases:
 
 def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine:
     """Raises StartError when the setting, the machine or the model file does not fit."""
-    phases = _Phases(report)
+    try:
+        return _build(settings, path, _Phases(report))
+    except MemoryError:
+        raise StartError(
+            "there is not enough memory; lower max_model_len, max_num_seqs or"
+            " max_num_batched_tokens"
+        ) from None
+
+
+def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Engine:
     with phases.phase("configure") as details:
         card = read_card(path)
         resolved = resolve(settings, model_facts(card), detect_hardware())

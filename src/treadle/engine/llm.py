@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,8 @@ class LLM:
         self._open: dict[str, tuple[Choice, _Call]] = {}
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-engine")
+        self._thread_id = self._thread.submit(threading.get_ident).result()
+        self._left_behind: deque[_Call] = deque()
 
     def __enter__(self) -> LLM:
         return self
@@ -209,7 +212,10 @@ class LLM:
                 while call.parts:
                     yield call.parts.popleft()
         finally:
-            if not self._closed:
+            if threading.get_ident() == self._thread_id:
+                # The garbage collector closes a forgotten stream in the midst of a step.
+                self._left_behind.append(call)
+            elif not self._closed:
                 self._do(lambda: self._abandon(call))
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -235,6 +241,8 @@ class LLM:
                     call.open.discard(message.request_id)
                     kind = RequestError if message.status < EngineError.status else EngineError
                     call.error = kind(message.message, param=message.param)
+        while self._left_behind:
+            self._abandon(self._left_behind.popleft())
 
     def _take(self, delta: Delta) -> None:
         if delta.request_id not in self._open:  # ended here first, by a stop string

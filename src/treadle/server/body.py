@@ -25,8 +25,9 @@ _PLACED = re.compile(r"(?P<what>.*) - at (?:`\w+` in )?`\$\.?(?P<path>[^`]*)`", 
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    declared = request.headers.get("content-length", "").lstrip("0")
+    # A longer number is larger, and some are too long for int().
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise _too_large(max_bytes)
     body = bytearray()
     async for piece in request.stream():

@@ -37,7 +37,7 @@ from treadle.server.schema import (
 from treadle.server.stream import DONE, EventStream, event, unless_gone
 from treadle.text.choice import ChoiceDelta
 from treadle.text.frontend import Frontend
-from treadle.text.intake import Accepted
+from treadle.text.intake import Accepted, check_number
 from treadle.text.load import ModelText
 
 Kind = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
@@ -85,9 +85,10 @@ class OpenAI:
         request = decode(self._completion, await read_body(http))
         text = self._admit(request)
         prompts = prompts_of(request.prompt)
+        params = request.params()
+        check_number(len(prompts), params.n)
         special = request.add_special_tokens is not False
         ids = await asyncio.to_thread(_encode_all, self._frontend, prompts, special)
-        params = request.params()
         accepted = [self._frontend.check(prompt, params) for prompt in ids]
         echoes: list[str] = []
         if request.echo:

@@ -134,6 +134,7 @@ class _Server:
         await self._wait_for(self._serving, LAST_WORDS_S)
         self._launch.engine.terminate()
         self._frontend.fail(OverloadError("the server has stopped"))
+        await asyncio.wait([self._serving], timeout=ABORT_S)  # let the errors leave
         for connection in list(self._http.server_state.connections):
             connection.transport.abort()  # its client does not read; its request ends as gone
         self._http.force_exit = True

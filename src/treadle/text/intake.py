@@ -19,6 +19,13 @@ from treadle.wire.sampling_params import SamplingParams
 _SEED_BITS = 64
 
 
+MAX_ANSWERS = 1024
+"""Prompts times n of one call: what one client may queue at a stroke."""
+
+MAX_SALT_CHARS = 1024
+"""vLLM's limit."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Accepted:
     """A prompt and parameters that passed `check`; `params.max_tokens` is a number."""
@@ -45,7 +52,14 @@ def check(
 
 
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
-    """One Generate per prompt and choice, in the order of the choices' indices."""
+    """One Generate per prompt and choice, in the order of the choices' indices.
+
+    Raises InvalidRequest where the salt is no text, or too long.
+    """
+    if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters", param="cache_salt"
+        )
     generates: list[Generate] = []
     for request in requests:
         params = request.params
@@ -93,3 +107,13 @@ def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingPara
         # Checks itself anew: min_tokens has something to be compared with now.
         params = msgspec.structs.replace(params, max_tokens=limit - num_prompt)
     return params
+
+
+def check_number(num_prompts: int, n: int) -> None:
+    """Raise InvalidRequest where an HTTP request asks for more answers than one may."""
+    if num_prompts * n > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n = {n} ask for {num_prompts * n} answers; one request may"
+            f" ask for {MAX_ANSWERS}",
+            param="n" if num_prompts <= MAX_ANSWERS else "prompt",
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import msgspec
 
@@ -10,6 +12,10 @@ from treadle.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for per token (OpenAI and vLLM allow 20)."""
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+"""Each answer looks for its stop strings at every character."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (vLLM's threshold)."""
@@ -65,7 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest, naming field and limit, if any value is out of range."""
+        """Raise InvalidRequest, naming field and limit, if a value is of a wrong type or size."""
+        _typed(self)
         _in_range("n", self.n, 1, 128)
         _in_range("temperature", self.temperature, 0, 100)
         _in_range("top_p", self.top_p, 0, 1, open_below=True)
@@ -88,6 +95,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
+        _in_range("the number of stop strings", len(self.stop_strings), 0, MAX_STOPS, param="stop")
+        longest = max(map(len, self.stop_strings), default=0)
+        _in_range("the length of a stop string", longest, 0, MAX_STOP_CHARS, param="stop")
         for token, bias in (self.logit_bias or {}).items():
             _in_range(f"logit_bias[{token}]", bias, -100, 100)
 
@@ -99,13 +109,40 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _token_id("logit_bias", token, vocab_size)
 
 
+@functools.cache
+def _field_types() -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.type) for field in msgspec.structs.fields(SamplingParams))
+
+
+def _typed(params: SamplingParams) -> None:
+    """Python callers may pass anything; what comes over the wire or HTTP was decoded by type."""
+    for name, kind in _field_types():
+        value = getattr(params, name)
+        try:
+            msgspec.convert(value, kind, strict=True)
+        except msgspec.ValidationError as error:
+            reason = str(error).partition(" - at")[0]
+            message = f"{name} is {value!r:.40}: {reason[0].lower()}{reason[1:]}"
+            raise InvalidRequest(message, param=name) from None
+
+
 def _in_range(
-    name: str, value: float, low: float, high: float, *, open_below: bool = False
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    open_below: bool = False,
+    param: str | None = None,
 ) -> None:
-    if math.isfinite(value) and low <= value <= high and not (open_below and value == low):
+    finite = isinstance(value, int) or math.isfinite(value)  # an int may be too large for isfinite
+    if finite and low <= value <= high and not (open_below and value == low):
         return
     floor = f"above {low}" if open_below else f"at least {low}"
-    raise InvalidRequest(f"{name} is {value}; it must be {floor} and at most {high}", param=name)
+    shown = f"{value}"[:40]
+    raise InvalidRequest(
+        f"{name} is {shown}; it must be {floor} and at most {high}", param=param or name
+    )
 
 
 def _token_id(name: str, token: int, vocab_size: int) -> None:
