@@ -285,12 +285,3 @@ def test_ends_are_those_of_both_configs(rewritten: Rewrite) -> None:
     assert read_card(path).eos_ids == (2,)
     change_config(path, eos_token_id=None, bos_token_id=None)
     assert (read_card(path).eos_ids, read_card(path).bos_id) == ((), None)
-
-
-def test_sampling_defaults(rewritten: Rewrite) -> None:
-    path = rewritten("llama3")
-    said = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
-    generation(path, **said, top_p=None, max_new_tokens=5, do_sample=True)
-    assert read_card(path).sampling_defaults == said
-    with pytest.raises(ModelFileError, match=r"generation_config\.json.*'temperature' is 'hot'"):
-        read_card(generation(path, temperature="hot"))

@@ -26,7 +26,8 @@ ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
-        str, Meta(description="A .gguf file, or 'demo' for SmolLM2-135M-Instruct.")
+        str,
+        Meta(description="A .gguf file, a model's directory, a hub id, 'demo' or 'gemma'."),
     ] = "demo"
     served_model_name: Annotated[
         str | None,
@@ -34,6 +35,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="Name in the API; by default that of the command line, or the file's stem."
         ),
     ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Meta(description="Whether the model's own sampling defaults apply."),
+    ] = "auto"
     max_model_len: Annotated[
         AtLeastTwo | None, Meta(description="Window in tokens, prompt and answer together.")
     ] = None

@@ -57,11 +57,10 @@ class LLM:
         """
         path = resolve_model(model)
         self.startup: list[Progress] = []
-        self._engine = build_engine(
-            engine_settings({"model": model, **settings}), path, self.startup.append
-        )
+        resolved = engine_settings({"model": model, **settings})
+        self._engine = build_engine(resolved, path, self.startup.append)
         self._limits = self._engine.ready()
-        self._text = load_text(path)
+        self._text = load_text(path, with_defaults=resolved.model.generation_config == "auto")
         self._ids = itertools.count()
         self._open: dict[str, tuple[Choice, _Call]] = {}
         self._closed = False
@@ -85,6 +84,11 @@ class LLM:
         self._closed = True
         self._thread.shutdown()
         self._engine.close()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What applies where a call gives none: the model's own defaults, else the class's."""
+        chosen: dict[str, Any] = dict(self._text.sampling_defaults)
+        return SamplingParams(**chosen)
 
     def generate(
         self,
@@ -130,7 +134,7 @@ class LLM:
             ids = self._encode(prompt)
         else:
             ids = self._encode(self._render(chat, {}), add_special=False)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         if params.n != 1:
             raise InvalidRequest("a streamed answer is one; n must be 1", param="n")
         accepted = self._accept(ids, params)
@@ -158,7 +162,7 @@ class LLM:
         use_tqdm: bool,
         cache_salt: str,
     ) -> list[RequestOutput]:
-        params = _one_each(sampling_params, len(ids))
+        params = _one_each(sampling_params or self.get_default_sampling_params(), len(ids))
         requests = [self._accept(prompt, each) for prompt, each in zip(ids, params, strict=True)]
         answers: dict[int, ChoiceDelta] = {}
         total = sum(request.params.n for request in requests)
@@ -295,10 +299,10 @@ def _plain(prompt: Any) -> str | Sequence[int]:
 
 
 def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams], count: int
 ) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise InvalidRequest(
             f"there are {count} prompts and {len(params)} sampling parameters",

@@ -7,7 +7,7 @@ A card is data and says everything that loading and recording need; it comes fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from treadle.kernels.ops import Activation, KVLayer, KVSpec, KVType, Masking, Routing
@@ -96,8 +96,6 @@ class ModelCard:
     """Whether the embedding is also the head."""
     weight_bytes: int
     """In the file."""
-    sampling_defaults: Mapping[str, float]
-    """What the model's makers recommend, by the names of our sampling parameters."""
     notes: tuple[str, ...] = ()
     """What a user should know about how the file was read; each one sentence."""
 

@@ -48,8 +48,6 @@ _KEYS: Keys = {
 }
 """Facts that are not named here go by their own names."""
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 def config_family(config: Mapping[str, Any]) -> Family:
     fields = _fields(config, {})
@@ -104,7 +102,6 @@ def card_from_config(
         eos_ids=tuple(sorted(eos)),
         tied_head=tied,
         weight_bytes=_weight_bytes(names, tensors, surplus),
-        sampling_defaults=generation.known_numbers(_SAMPLING),
         notes=() if surplus is None else (_tied_note(surplus),),
     )
     check(card, fields)

@@ -113,18 +113,6 @@ class Fields:
             return ids
         raise self.bad(name, f"a token id from 0 to {vocab_size - 1}")
 
-    def known_numbers(self, names: Sequence[str]) -> dict[str, float]:
-        """Those of the facts that are there; each is a finite number."""
-        known: dict[str, float] = {}
-        for name in names:
-            value = self.value(name)
-            if value is None:
-                continue
-            if not _is_number(value):
-                raise self.bad(name, "a number")
-            known[name] = value
-        return known
-
     def section(self, name: str) -> Fields | None:
         """An object inside the file's; its fields go by their own keys."""
         value = self.value(name)

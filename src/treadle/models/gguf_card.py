@@ -72,8 +72,6 @@ _OWN = {
 _UNSUPPORTED = ("shared_experts", "expert_groups", "expert_scale")
 """Facts that would change the arithmetic of a family in a way not known here."""
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 def gguf_family(metadata: Mapping[str, object]) -> Family:
     fields = _fields(metadata)
@@ -108,7 +106,6 @@ def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTens
         eos_ids=_eos_ids(fields, vocab_size),
         tied_head=family.gguf.roles["head"] not in tensors,
         weight_bytes=sum(t.data.nbytes for n, t in tensors.items() if not family.gguf.ignores(n)),
-        sampling_defaults=fields.known_numbers(_SAMPLING),
     )
     check(card, fields)
     return card

@@ -85,7 +85,7 @@ class OpenAI:
         request = decode(self._completion, await read_body(http))
         text = self._admit(request)
         prompts = prompts_of(request.prompt)
-        params = request.params()
+        params = request.params(text.sampling_defaults)
         check_number(len(prompts), params.n)
         special = request.add_special_tokens is not False
         ids = await asyncio.to_thread(_encode_all, self._frontend, prompts, special)
@@ -108,7 +108,7 @@ class OpenAI:
     async def _chats(self, http: Request) -> Response:
         request = decode(self._chat, await read_body(http))
         text = self._admit(request)
-        params = request.params()
+        params = request.params(text.sampling_defaults)
         prompt = await asyncio.to_thread(_render, self._frontend, request)
         accepted = [self._frontend.check(prompt, params)]
         exchange = _Exchange(

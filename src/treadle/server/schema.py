@@ -6,6 +6,7 @@ change the answer and are not implemented are declared, and refused when they ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -150,10 +151,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, defaults: Mapping[str, float], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """What was asked for, else the model's defaults, else the class's."""
         fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in fields.items() if value is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        chosen: dict[str, Any] = {**defaults, **given}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **chosen)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -162,11 +167,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, float]) -> SamplingParams:
         if self.echo and self.logprobs is not None:
             raise _unsupported("logprobs", " together with echo")
         max_tokens = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self.sampling(max_tokens=max_tokens, logprobs=self.logprobs)
+        return self.sampling(defaults, max_tokens=max_tokens, logprobs=self.logprobs)
 
 
 class ContentPart(msgspec.Struct):
@@ -190,7 +195,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, float]) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs", param="top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
@@ -200,6 +205,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             )
         longest = self.max_completion_tokens
         return self.sampling(
+            defaults,
             max_tokens=self.max_tokens if longest is None else longest,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )

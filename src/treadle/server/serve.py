@@ -166,9 +166,14 @@ class _Server:
         launch = self._launch
         path = await _in_thread(launch.locate)
         launch.engine.start(launch.settings, path, self._channel.address)
-        self._frontend.set_text(await _in_thread(lambda: load_text(path)))
+        with_defaults = launch.settings.model.generation_config == "auto"
+        text = await _in_thread(lambda: load_text(path, with_defaults=with_defaults))
+        self._frontend.set_text(text)
         ready = await self._frontend.ready()
         _say(f"window {ready.max_model_len} tokens")
+        if text.sampling_defaults:
+            shown = ", ".join(f"{name} {value}" for name, value in text.sampling_defaults.items())
+            _say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
         _say(f"serving {launch.names[0]} at {self._url}")
 
     async def _follow_engine(self) -> None:

@@ -47,10 +47,14 @@ class ModelText:
         return self.template
 
 
-def load_text(path: Path) -> ModelText:
-    """Read the text side of a GGUF file or a model directory; no weights are touched."""
+def load_text(path: Path, *, with_defaults: bool = True) -> ModelText:
+    """Read the text side of a GGUF file or a model directory; no weights are touched.
+
+    `with_defaults` says whether the model's own sampling defaults are wanted.
+    """
     try:
-        return _load_folder(path) if path.is_dir() else _load_gguf(path)
+        text = _load_folder(path) if path.is_dir() else _load_gguf(path)
+        return text if with_defaults else dataclasses.replace(text, sampling_defaults={})
     except ModelFileError as error:
         if error.message.startswith(str(path)):
             raise
