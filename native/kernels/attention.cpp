@@ -19,8 +19,9 @@ constexpr int kTileVectors = kManyRegisters ? 4 : 2;
 
 #include "attention_item.hpp"
 
+// Kept to itself, as its loop needs all the registers.
 template <class K, int R, int G>
-void score_tile(const Queries& q, const K* const* keys, int64_t first, int64_t first_group) {
+[[gnu::noinline]] void score_tile(const Queries& q, const K* const* keys, int64_t first, int64_t first_group) {
   const int64_t dims = q.args.kv.head_dim;
   const float* x[R];
 #pragma GCC unroll 8
@@ -77,32 +78,40 @@ void in_tiles(int64_t first, int64_t last, Body body) {
   if constexpr (R > 1) in_tiles<R - 1>(first, last, body);
 }
 
-// Scores of group g of a piece, -inf where the query does not see.
-F masked_scores(const Queries& q, const float* row, int g, Seen seen) {
+void cap_scores(const Queries& q, int64_t first, int64_t last, Seen seen) {
+  const F cap = set1(q.args.masking.softcap);
+  for (int64_t i = first; i < last; ++i) {
+    float* row = q.scores + i * kPiece;
+    for (int64_t t = seen.from / kLanes * kLanes; t < seen.to; t += kLanes) {
+      store(row + t, capped(load(row + t), cap));
+    }
+  }
+}
+
+// Scores of some of a piece's group g, -inf where the query does not see.
+F masked_scores(const float* row, int g, Seen seen) {
   const F hidden = set1(-__builtin_inff());
-  const int64_t from = seen.from - g * kLanes;
-  const int64_t to = seen.to - g * kLanes;
-  if (to <= 0 || from >= kLanes) return hidden;
-  F score = load(row + g * kLanes);
-  if (q.args.masking.softcap > 0) score = capped(score, set1(q.args.masking.softcap));
-  if (from > 0) score = select(first_lanes(from), hidden, score);
-  return select(first_lanes(to), score, hidden);
+  const F from_start = select(first_lanes(seen.to - g * kLanes), load(row + g * kLanes), hidden);
+  return seen.from > g * kLanes ? select(first_lanes(seen.from - g * kLanes), hidden, from_start)
+                                : from_start;
 }
 
 // Scores become weights.
-void soften(const Queries& q, int64_t i, int64_t base) {
-  const Seen seen = q.seen(i, base);
+void soften(const Queries& q, int64_t i, Seen seen) {
+  const bool whole = seen.from == 0 && seen.to == kPiece;
+  const int first = static_cast<int>(seen.from / kLanes);
+  const int last = static_cast<int>(ceil_div(seen.to, kLanes));
   float* row = q.scores + i * kPiece;
   F score[kGroups];
   F top = set1(-__builtin_inff());
   for (int g = 0; g < kGroups; ++g) {
-    score[g] = masked_scores(q, row, g, seen);
+    if (g < first || g >= last) continue;
+    score[g] = whole ? load(row + g * kLanes) : masked_scores(row, g, seen);
     top = max(top, score[g]);
   }
   const float max = max_lanes(top);
   for (int g = 0; g < kGroups; ++g) {
-    const bool any = seen.from < (g + 1) * kLanes && seen.to > g * kLanes;
-    score[g] = any ? exponential(sub(score[g], set1(max))) : zero();
+    score[g] = g < first || g >= last ? zero() : exponential(sub(score[g], set1(max)));
     store(row + g * kLanes, score[g]);
   }
   q.piece_max[i] = max;
@@ -150,7 +159,7 @@ struct Target {
 };
 
 template <class T, int R, int V>
-void value_tile(const Queries& q, const T* const* values, int64_t first, Seen seen, int64_t dim,
+[[gnu::noinline]] void value_tile(const Queries& q, const T* const* values, int64_t first, Seen seen, int64_t dim,
                 Target target) {
   const int64_t padded = q.args.kv.padded_dim;
   F sums[R][V];
@@ -207,49 +216,58 @@ void weigh_alike(const Queries& q, const T* const* values, int64_t first, int64_
 }
 
 template <class T>
-void weigh_values(const Queries& q, const T* const* values, int64_t first, int64_t last,
-                  Target target) {
-  if (first == last) return;
+void weigh_values(const Queries& q, const T* const* values, Tokens tokens, Target target) {
   const int64_t base = target.piece * kPiece;
-  if (q.seen(first, base).to == kPiece && q.seen(last - 1, base).from == 0) {
-    weigh_alike(q, values, first, last, {0, kPiece}, target);
+  const Seen all = q.seen_by_all(tokens, base);
+  if (all.from == 0 && all.to == kPiece) {
+    weigh_alike(q, values, tokens.first * q.group, tokens.last * q.group, all, target);
     return;
   }
-  for (int64_t i = first; i < last; i += q.group) {
-    weigh_alike(q, values, i, i + q.group, q.seen(i, base), target);
+  for (int64_t t = tokens.first; t < tokens.last; ++t) {
+    weigh_alike(q, values, t * q.group, (t + 1) * q.group, q.seen(t, base), target);
   }
 }
 
-// Queries [first, last) see some of the piece.
+// Each of the tokens sees some of the piece.
 template <class K, class V>
-void attend_piece(const Queries& q, const Source<K, V>& source, int64_t piece, int64_t first,
-                  int64_t last) {
+void attend_piece(const Queries& q, const Source<K, V>& source, int64_t piece, Tokens tokens) {
   const int64_t base = piece * kPiece;
-  const Seen seen = q.seen_by(first, last, base);
+  const int64_t first = tokens.first * q.group;
+  const int64_t last = tokens.last * q.group;
+  const Seen any = q.seen_by_any(tokens, base);
   in_tiles<kTileQueries>(first, last, [&]<int R>(int64_t i) {
-    score_queries<K, R>(q, source.keys, i, seen);
+    score_queries<K, R>(q, source.keys, i, any);
   });
-  for (int64_t i = first; i < last; ++i) soften(q, i, base);
+  if (q.args.masking.softcap > 0) cap_scores(q, first, last, any);
+  for (int64_t t = tokens.first; t < tokens.last; ++t) {
+    const Seen seen = q.seen(t, base);
+    for (int64_t i = t * q.group; i < (t + 1) * q.group; ++i) soften(q, i, seen);
+  }
 
+  // Later tokens may begin to see where earlier ones go on.
+  int64_t begun = tokens.last;
+  Into into = Into::kMerged;
   if (q.item.partial >= 0) {
+    into = Into::kPartial;
     for (int64_t i = first; i < last; ++i) {
       float* record = q.partial(i, piece);
       record[0] = q.piece_max[i];
       record[1] = q.piece_sum[i];
     }
-    weigh_values(q, source.values, first, last, {Into::kPartial, piece});
-    return;
+  } else {
+    while (begun > tokens.first && q.starts_at(piece, begun - 1)) --begun;
+    merge_sums(q, first, begun * q.group);
+    for (int64_t i = begun * q.group; i < last; ++i) {
+      q.max[i] = q.piece_max[i];
+      q.sum[i] = q.piece_sum[i];
+    }
   }
-  // Later queries may begin to see where earlier ones go on.
-  int64_t begun = last;
-  while (begun > first && q.starts_at(piece, begun - 1)) begun -= q.group;
-  merge_sums(q, first, begun);
-  weigh_values(q, source.values, first, begun, {Into::kMerged, piece});
-  for (int64_t i = begun; i < last; ++i) {
-    q.max[i] = q.piece_max[i];
-    q.sum[i] = q.piece_sum[i];
+  if (begun > tokens.first) {
+    weigh_values(q, source.values, {tokens.first, begun}, {into, piece});
   }
-  weigh_values(q, source.values, begun, last, {Into::kFirst, piece});
+  if (begun < tokens.last) {
+    weigh_values(q, source.values, {begun, tokens.last}, {Into::kFirst, piece});
+  }
 }
 
 const uint8_t* head_of(const AttentionArgs& a, const AttentionItem& item, int64_t kv_head,
@@ -357,7 +375,7 @@ constexpr int64_t kWidenFrom = 12;
 void plan_ahead(const Queries& q, int64_t kv_head, int64_t piece, Ahead& ahead) {
   const KVLayer& kv = q.args.kv;
   const int64_t base = piece * kPiece;
-  const Seen seen = q.seen_by(0, q.count, base);
+  const Seen seen = q.seen_by_any({0, q.item.count}, base);
   const int64_t row_bytes = (kv.head_bytes - kv.v_offset) / kv.block_size;
   const int64_t run = kv.grouped ? kLanes : 1;
   for (int64_t t = seen.from / run * run; t < seen.to; t += run) {
@@ -372,20 +390,19 @@ void plan_ahead(const Queries& q, int64_t kv_head, int64_t piece, Ahead& ahead) 
 template <class T>
 void attend_piece_from_cache(Queries& q, int64_t piece) {
   const int64_t base = piece * kPiece;
-  int64_t first = 0;
-  while (q.seen(first, base).to <= 0) first += q.group;
-  int64_t last = q.count;
-  while (q.seen(last - 1, base).from >= kPiece) last -= q.group;
-  const Seen seen = q.seen_by(first, last, base);
+  Tokens tokens{0, q.item.count};
+  while (q.seen(tokens.first, base).to <= 0) ++tokens.first;
+  while (q.seen(tokens.last - 1, base).from >= kPiece) --tokens.last;
+  const Seen seen = q.seen_by_any(tokens, base);
   if (!q.args.kv.grouped) {
-    attend_piece(q, gather<T>(q, base, seen), piece, first, last);
+    attend_piece(q, gather<T>(q, base, seen), piece, tokens);
     return;
   }
   const Source<T, T> source = find_groups<T>(q, base, seen);
   if (sizeof(T) < sizeof(float) && q.count >= kWidenFrom) {
-    attend_piece(q, widen(q, source, seen), piece, first, last);
+    attend_piece(q, widen(q, source, seen), piece, tokens);
   } else {
-    attend_piece(q, source, piece, first, last);
+    attend_piece(q, source, piece, tokens);
   }
 }
 

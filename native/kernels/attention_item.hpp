@@ -46,13 +46,20 @@ struct Seen {
   int64_t to;
 };
 
-// The queries of one item and one KV head, position by position, and what is known of each.
+// Tokens [first, last) of an item, counted from its first.
+struct Tokens {
+  int64_t first;
+  int64_t last;
+};
+
+// The queries of one item and one KV head, token by token, and what is known of each.
 struct Queries {
   const AttentionArgs& args;
   const AttentionItem& item;
   int64_t kv_head;
   int64_t group;  // query heads that share the KV head
-  int64_t count;  // positions * group
+  int64_t count;  // tokens * group
+  int64_t first_position;
   float* scores = nullptr;  // [count][kPiece], after the softmax the weights
   float* values = nullptr;  // [count][padded_dim], of the pieces so far
   float* max = nullptr;
@@ -69,21 +76,24 @@ struct Queries {
     return args.qkv + (item.token + i / group) * args.stride +
            (kv_head * group + i % group) * args.kv.head_dim;
   }
-  int64_t position(int64_t i) const { return args.positions[item.token] + i / group; }
-  // What query i sees of the piece at `base`. Both ends rise with i, so the first query of some
-  // sees least of the later tokens, and the last least of the earlier ones.
-  Seen seen(int64_t i, int64_t base) const {
-    const int64_t from = first_seen(position(i), args.masking.window) - base;
-    const int64_t to = position(i) + 1 - base;
+  // What the item's token t sees of the piece at `base`. Both ends rise with t, so the first of
+  // some tokens sees least of what is late in the piece, and the last least of what is early.
+  Seen seen(int64_t t, int64_t base) const {
+    const int64_t position = first_position + t;
+    const int64_t from = first_seen(position, args.masking.window) - base;
+    const int64_t to = position + 1 - base;
     return {from > 0 ? from : 0, to < kPiece ? to : kPiece};
   }
-  // What any of queries [first, last) sees of it.
-  Seen seen_by(int64_t first, int64_t last, int64_t base) const {
-    return {seen(first, base).from, seen(last - 1, base).to};
+  // What any of the tokens sees of it, and what all do.
+  Seen seen_by_any(Tokens tokens, int64_t base) const {
+    return {seen(tokens.first, base).from, seen(tokens.last - 1, base).to};
   }
-  // Whether `piece` is the first that query i sees.
-  bool starts_at(int64_t piece, int64_t i) const {
-    return first_seen(position(i), args.masking.window) / kPiece == piece;
+  Seen seen_by_all(Tokens tokens, int64_t base) const {
+    return {seen(tokens.last - 1, base).from, seen(tokens.first, base).to};
+  }
+  // Whether `piece` is the first that token t sees.
+  bool starts_at(int64_t piece, int64_t t) const {
+    return first_seen(first_position + t, args.masking.window) / kPiece == piece;
   }
   float* partial(int64_t i, int64_t piece) const {
     const int64_t record = item.partial + (piece - item.first_piece) * item.count * args.heads +
@@ -97,7 +107,7 @@ Queries lay_out(const AttentionArgs& args, const AttentionItem& item, int64_t kv
   const int64_t group = args.heads / args.kv.kv_heads;
   const int64_t count = item.count * group;
   const int64_t room = round_up(count, kLanes);
-  Queries q{args, item, kv_head, group, count};
+  Queries q{args, item, kv_head, group, count, args.positions[item.token]};
   q.scores = scratch;
   q.values = q.scores + room * kPiece;
   q.max = q.values + room * args.kv.padded_dim;

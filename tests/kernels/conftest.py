@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 
 from tests.blocks import dequantised, quantised
+from tests.kernels.contexts import Context, Layer
 from treadle.kernels.ops import (
     Backend,
     Buffer,
     FloatArray,
     KVPool,
+    KVSpec,
+    Masking,
     Matrix,
     RawTensor,
     Recorder,
+    RopeTable,
     Rows,
     StepInputs,
     StepLimits,
@@ -179,5 +183,25 @@ class Paged:
 def paged(backend: Backend) -> Callable[..., Paged]:
     def make(pool: KVPool, record: Any, *, heads: int, limits: StepLimits) -> Paged:
         return Paged(backend, pool, record, heads=heads, limits=limits)
+
+    return make
+
+
+@pytest.fixture
+def context(bench: Bench, paged: Callable[..., Paged]) -> Callable[..., Context]:
+    def make(layer: Layer, lengths: list[int]) -> Context:
+        made = Context(bench, paged, layer)
+        made.prepare(lengths)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def rows(context: Callable[..., Context]) -> Callable[..., Context]:
+    """Contexts under plain attention."""
+
+    def make(spec: KVSpec, heads: int, lengths: list[int], rope: RopeTable) -> Context:
+        return context(Layer(spec, heads, rope, Masking(1 / spec.head_dim**0.5)), lengths)
 
     return make

@@ -6,39 +6,30 @@ in others, and compares bit for bit.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from tests.blocks import SIZES, quantised, random_blocks, whole_blocks
+from tests.blocks import SIZES, random_blocks, whole_blocks
+from tests.kernels.network import Mixed, Network, prompt, raw
 from treadle.kernels.native.backend import NativeBackend, available_variants
 from treadle.kernels.ops import (
     FloatArray,
-    KVLayer,
-    KVSpec,
     KVType,
     LogitEdits,
-    Masking,
-    Matrix,
     RawTensor,
-    RopeTable,
     Rows,
     SampleRows,
     StepInputs,
     StepLimits,
-    Vector,
     WeightType,
 )
 
 VARIANTS = available_variants()
-# Three query heads share a KV head; a block of 32 lies across two heads of 24.
-VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 70, 96, 12, 4, 24, 160
-WINDOW = 1024
-# The types whose blocks these widths are multiples of.
+# The types whose blocks the networks' widths are multiples of.
 NARROW = [kind for kind in WeightType if SIZES[kind][0] <= 32]
 
 
@@ -48,115 +39,12 @@ def isa(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def raw(shape: tuple[int, int], kind: WeightType, seed: int) -> RawTensor:
-    values = np.random.default_rng(seed).normal(size=shape).astype(np.float32) / 4
-    return RawTensor(f"weight {seed}", kind, shape, quantised(values, kind).reshape(-1))
-
-
-class Network:
-    """Two layers of a transformer, each op of the boundary in it, on one backend.
-
-    Float weights by default: quantised activations would round small differences away.
-    """
-
-    def __init__(
-        self,
-        *,
-        isa: str,
-        kind: WeightType = WeightType.F32,
-        threads: int = 1,
-        block_size: int = 16,
-        kv_type: KVType = "f16",
-        tokens: int = WINDOW,
-    ) -> None:
-        self.backend = NativeBackend(isa=isa, threads=threads)
-        self._kind = kind
-        self._seeds = itertools.count()
-        self._block_size = block_size
-        self._per_row = -(-WINDOW // block_size)
-        spec = KVSpec(2, KV_HEADS, HEAD_DIM, block_size, kv_type)
-        pool = self.backend.kv_pool(spec, 8 * self._per_row)
-        self.inputs = StepInputs(StepLimits(tokens, 8, (self._per_row,)))
-        # Blocks of a row lie anywhere.
-        self.inputs.tables[0][:] = (
-            np.random.default_rng(block_size).permutation(8 * self._per_row).reshape(8, -1)
-        )
-        self._record(self.backend.recorder(self.inputs, [pool]))
-
-    def _matrix(self, n: int, k: int) -> Matrix:
-        return self.backend.matrix([raw((n, k), self._kind, next(self._seeds))])
-
-    def _norm(self) -> Vector:
-        scale = np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32)
-        return self.backend.vector(
-            RawTensor("norm", WeightType.F32, scale.shape, scale.view(np.uint8))
-        )
-
-    def _record(self, recorder: object) -> None:
-        r = recorder
-        angles = np.outer(np.arange(WINDOW), 1 / 100 ** (np.arange(8) / 8)).astype(np.float32)
-        rope = RopeTable(np.cos(angles), np.sin(angles), interleaved=True)
-        x = r.buffer(Rows.TOKENS, HIDDEN)
-        table = self._matrix(VOCAB, HIDDEN)
-        r.embed(table, x, scale=3.0)
-        normed = r.operand(Rows.TOKENS, table)
-        qkv = r.buffer(Rows.TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-        gate_up = r.buffer(Rows.TOKENS, 2 * FFN)
-        for layer in range(2):
-            kv = KVLayer(0, layer)
-            out = self._matrix(HIDDEN, HEADS * HEAD_DIM)
-            down = self._matrix(HIDDEN, FFN)
-            attended = r.operand(Rows.TOKENS, out)
-            gated = r.operand(Rows.TOKENS, down)
-            r.rms_norm(x, self._norm(), 1e-5, normed)
-            r.linear(normed, self._matrix(qkv.width, HIDDEN), qkv)
-            r.rope_store(qkv, HEADS, rope, kv)
-            r.attention(qkv, HEADS, kv, attended, masking=Masking(0.3))
-            r.linear(attended, out, x, accumulate=True)
-            r.rms_norm(x, self._norm(), 1e-5, normed)
-            r.linear(normed, self._matrix(2 * FFN, HIDDEN), gate_up)
-            r.gated(gate_up, "silu", gated)
-            r.linear(gated, down, x, accumulate=True)
-        last = r.buffer(Rows.LOGITS, HIDDEN)
-        r.select(x, last)
-        final = r.operand(Rows.LOGITS, table)
-        r.rms_norm(last, self._norm(), 1e-5, final)
-        logits = r.buffer(Rows.LOGITS, VOCAB)
-        r.linear(final, table, logits)
-        self._program = r.finish(logits)
-
-    def step(self, work: Sequence[tuple[int, int, Sequence[int]]]) -> FloatArray:
-        """Compute (table row, first position, ids) of several requests; logits of their ends."""
-        i, at = self.inputs, 0
-        for index, (row, start, ids) in enumerate(work):
-            end = at + len(ids)
-            positions = np.arange(start, start + len(ids))
-            i.token_ids[at:end] = ids
-            i.positions[at:end] = positions
-            blocks = i.tables[0][row][positions // self._block_size]
-            i.slots[0][at:end] = blocks * self._block_size + positions % self._block_size
-            i.table_rows[index] = row
-            i.row_starts[index + 1] = at = end
-            i.logit_tokens[index] = end - 1
-        return self._program.run(at, len(work), len(work)).copy()
-
-    def in_chunks(self, ids: Sequence[int], size: int, *, row: int = 3) -> FloatArray:
-        """Logits after each chunk."""
-        starts = range(0, len(ids), size)
-        return np.concatenate([self.step([(row, s, ids[s : s + size])]) for s in starts])
-
-
 @pytest.fixture
 def networks() -> Iterator[list[Network]]:
     made: list[Network] = []
     yield made
     for network in made:
         network.backend.close()
-
-
-def prompt(length: int, seed: int = 1) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return ids
 
 
 class Product:
@@ -199,17 +87,19 @@ def test_rows_of_a_product_do_not_meet(isa: str, kind: WeightType, threads: int)
     backend.close()
 
 
-@pytest.mark.parametrize("kv_type", get_args(KVType))
+@pytest.mark.parametrize(
+    ("network", "kv_type"), [*((Network, kind) for kind in get_args(KVType)), (Mixed, "f16")]
+)
 def test_blocks_chunks_threads_and_neighbours(
-    isa: str, kv_type: KVType, networks: list[Network]
+    isa: str, network: type[Network], kv_type: KVType, networks: list[Network]
 ) -> None:
     ids = prompt(150)
-    plain = Network(isa=isa, kv_type=kv_type)
+    plain = network(isa=isa, kv_type=kv_type)
     networks.append(plain)
     expected = plain.in_chunks(ids, 1)
     np.testing.assert_array_equal(plain.in_chunks(ids, 150), expected[-1:])
     for block_size, threads in ((1, 2), (16, 2), (32, 1), (24, 2)):
-        other = Network(isa=isa, kv_type=kv_type, block_size=block_size, threads=threads)
+        other = network(isa=isa, kv_type=kv_type, block_size=block_size, threads=threads)
         networks.append(other)
         for size in (7, 64, 150):
             ends = [*range(size, 150, size), 150]
@@ -238,25 +128,51 @@ def test_weight_types_in_a_whole_network(
         )
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
+class LongWindow(Mixed):
+    window = 600
+
+
+class OneWindow(Mixed):
+    last_window = Mixed.window
+
+
+@pytest.mark.parametrize(("network", "block_size"), [(Network, 1), (Network, 16), (LongWindow, 16)])
 def test_long_contexts_split_over_threads(
-    isa: str, block_size: int, networks: list[Network]
+    isa: str, network: type[Network], block_size: int, networks: list[Network]
 ) -> None:
-    """900 tokens are 15 pieces: several threads share them, one takes them in order."""
+    """900 tokens are 15 pieces, 600 are 10: several threads share them, one takes them in order."""
     ids = prompt(900)
-    networks += [Network(isa=isa, block_size=block_size, threads=threads) for threads in (1, 2, 5)]
+    networks += [network(isa=isa, block_size=block_size, threads=threads) for threads in (1, 2, 5)]
     ends = []
-    for network in networks:
-        network.step([(2, 0, ids[:880])])
+    for made in networks:
+        made.step([(2, 0, ids[:880])])
         ends.append(
             [
-                network.step([(2, 880, ids[880:881])]),
-                network.step([(2, 881, ids[881:895])]),
-                network.step([(1, 0, prompt(5)), (2, 895, ids[895:])])[1:],
+                made.step([(2, 880, ids[880:881])]),
+                made.step([(2, 881, ids[881:895])]),
+                made.step([(1, 0, prompt(5)), (2, 895, ids[895:])])[1:],
             ]
         )
     for other in ends[1:]:
         np.testing.assert_array_equal(other, ends[0])
+
+
+def test_what_left_the_window_leaves_no_trace(isa: str, networks: list[Network]) -> None:
+    """The same bits where its blocks are gone and where they are kept."""
+    ids = prompt(300)
+    window = Network.window
+
+    def results(network: OneWindow, forget: bool) -> list[FloatArray]:
+        made = []
+        for start, end in (0, 150), (150, 151), (151, 230), (230, 300):
+            if forget:
+                first = max(0, start - window + 1) // 16
+                network.inputs.tables[0][3, :first] = -1
+            made.append(network.step([(3, start, ids[start:end])]))
+        return made
+
+    networks += [OneWindow(isa=isa, threads=threads) for threads in (1, 2)]
+    np.testing.assert_array_equal(results(networks[0], True), results(networks[1], False))
 
 
 def test_fused_variants_agree(networks: list[Network]) -> None:
@@ -264,8 +180,9 @@ def test_fused_variants_agree(networks: list[Network]) -> None:
     if not {"avx2", "avx512"} <= set(VARIANTS):
         pytest.skip("this processor runs one of the two at most")
     ids = prompt(200)
-    for kind in NARROW:
-        pair = [Network(isa=isa, kind=kind, block_size=1) for isa in ("avx2", "avx512")]
+    made = [(Network, kind) for kind in NARROW]
+    for network, kind in [*made, (Mixed, WeightType.F32)]:
+        pair = [network(isa=isa, kind=kind, block_size=1) for isa in ("avx2", "avx512")]
         networks += pair
         np.testing.assert_array_equal(pair[0].in_chunks(ids, 64), pair[1].in_chunks(ids, 64))
 

@@ -5,6 +5,7 @@ The conformance tests run on the best variant alone; these run on all that the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from treadle.kernels.ops import (
     RawTensor,
     Recorder,
     RopeTable,
+    Routing,
     Rows,
     SampleRows,
     StepInputs,
@@ -145,6 +147,56 @@ def test_exponential_over_the_float_range(desk: Bench) -> None:
     assert ends[2] == 0
 
 
+def every_magnitude(least: float, most: float) -> np.ndarray:
+    half = np.concatenate([np.geomspace(least, most, 4000), np.linspace(0, 20, 4000)])
+    return np.concatenate([half, -half]).astype(np.float32)
+
+
+def ulps(result: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Errors in units of the last place of float32."""
+    spacing = np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64)
+    return np.abs(result.astype(np.float64) - wanted) / spacing
+
+
+def test_gelu_keeps_its_digits_on_both_tails(desk: Bench) -> None:
+    """x * Φ(x) by erfc in float64; down to where a float has no more digits."""
+    x = every_magnitude(1e-30, 1e30)
+    result = desk.apply(x[:, None], 1, lambda r, source, out: r.activate(source, "gelu", out))
+    wide = x.astype(np.float64)
+    chance = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in wide])
+    normal = (wide > -12.9) & (np.abs(wide) > 0)
+    # The portable variant rounds twice where the others fuse.
+    assert ulps(result[:, 0], wide * chance)[normal].max() < 6
+    assert np.abs(result[~normal]).max() < 1e-36
+
+
+def test_gelu_tanh_keeps_its_digits(desk: Bench) -> None:
+    x = every_magnitude(1e-30, 5)
+    x = x[np.abs(x) < 5]
+    result = desk.apply(x[:, None], 1, lambda r, source, out: r.activate(source, "gelu_tanh", out))
+    wide = x.astype(np.float64)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+    wanted = wide / (1 + np.exp(-2 * inner))
+    # A rounding of the exponent, up to 17 here, is that much larger in the result.
+    np.testing.assert_allclose(result[:, 0], wanted, rtol=3e-6)
+    assert ulps(result[:, 0], wanted)[np.abs(wide) < 1].max() < 5
+
+
+@pytest.mark.parametrize("cap", [1.0, 30.0])
+def test_tanh_over_the_float_range(desk: Bench, cap: float) -> None:
+    x = every_magnitude(1e-30, 1e38)
+
+    def op(recorder: Recorder, source: Buffer, out: Buffer) -> None:
+        recorder.softcap(source, cap)
+        recorder.copy(source, out)
+
+    result = desk.apply(x[:, None], 1, op)[:, 0]
+    assert ulps(result, cap * np.tanh(x.astype(np.float64) / cap)).max() < 4
+    assert np.abs(result).max() == cap
+    ends = desk.apply(np.array([[np.inf], [-np.inf], [np.nan], [-0.0]], np.float32), 1, op)[:, 0]
+    np.testing.assert_array_equal(ends, [cap, -cap, np.nan, 0])
+
+
 @pytest.mark.parametrize("width", [1, 15, 33, 100, 576])
 @pytest.mark.parametrize("size", [0, 1e-15, 1, 1e15])
 def test_rms_norm(desk: Bench, width: int, size: float) -> None:
@@ -226,6 +278,54 @@ def test_values_out_of_sight_do_not_spread(native: NativeBackend) -> None:
     qkv[6:, 16:] = np.inf
     spoiled = paged.step([(qkv, 0, np.arange(1))])
     np.testing.assert_array_equal(spoiled[:6], clean[:6])
+
+
+def mixture(desk: Bench, kinds: list[WeightType], width: int) -> Any:
+    """Runs experts of these types on rows of [input, router logits]."""
+    rng = np.random.default_rng(5)
+    picks = np.eye(width + len(kinds))
+    plain, router = desk.dense(picks[:width]), desk.dense(picks[width:])
+    gate_up = [desk.raw(rng.normal(size=(64, width)), kind) for kind in kinds]
+    down = [desk.raw(rng.normal(size=(width, 32)), kind) for kind in reversed(kinds)]
+    every_form = desk.backend.matrix(gate_up)
+    experts = [[desk.backend.matrix([raw]) for raw in raws] for raws in (gate_up, down)]
+
+    def op(recorder: Recorder, source: Buffer, out: Buffer) -> None:
+        values = recorder.buffer(Rows.TOKENS, width)
+        operand = recorder.operand(Rows.TOKENS, every_form)
+        logits = recorder.buffer(Rows.TOKENS, len(kinds))
+        recorder.linear(source, plain, values)
+        recorder.linear(source, router, logits)
+        recorder.copy(values, operand)
+        recorder.copy(values, out)
+        routing = Routing(2, renormalise=True)
+        recorder.experts(operand, logits, *experts, out, routing=routing, activation="gelu")
+
+    return lambda x: desk.apply(x, width, op)
+
+
+def test_router_logits_without_a_number(desk: Bench) -> None:
+    """A token whose logits are NaN or infinite chooses somebody, and spoils no other token."""
+    run = mixture(desk, [WeightType.F32] * 7, 32)
+    x = np.random.default_rng(5).normal(size=(6, 39)).astype(np.float32)
+    sound = [0, 2, 5]
+    clean = run(x)[sound]
+    x[1, 32:], x[3, 32:], x[4, 34] = np.nan, np.inf, np.nan
+    result = run(x)[sound]
+    np.testing.assert_array_equal(result, clean)
+    assert np.isfinite(result).all()
+
+
+def test_a_token_among_thousands_that_choose_its_experts(desk: Bench) -> None:
+    """Alone, in a few, and in a step whose choices pass in several chunks: the same bits."""
+    kinds = [WeightType.F32, WeightType.Q8_0, WeightType.Q4_1, WeightType.F16]
+    run = mixture(desk, kinds, 32)
+    x = np.random.default_rng(6).normal(size=(1300, 36)).astype(np.float32)
+    x[::2, 33] = 4
+    whole = run(x)
+    assert len(np.unique(whole, axis=0)) == len(x)
+    for chosen in ([0], [1299], [1298, 3, 640], list(range(1, 1300, 37))):
+        np.testing.assert_array_equal(run(x[chosen]), whole[chosen])
 
 
 @pytest.mark.parametrize("vocab", [1, 17, 5000])

@@ -2,132 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from treadle.kernels.ops import (
-    Buffer,
-    KVLayer,
-    KVSpec,
-    Masking,
-    Recorder,
-    RopeTable,
-    StepLimits,
-)
-
-TYPES = {"f32": np.float32, "f16": np.float16}
-
-
-def rounded(values: np.ndarray, kind: str) -> np.ndarray:
-    """What a cache of this type keeps of float32 values."""
-    values = values.astype(np.float32)
-    if kind != "bf16":
-        return values.astype(TYPES[kind]).astype(np.float64)
-    bits = values.view(np.uint32)
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000  # round half to even at bit 16
-    return bits.view(np.float32).astype(np.float64)
-
-
-def rope_table(rotary: int, positions: int, *, interleaved: bool = False) -> RopeTable:
-    angles = np.arange(positions)[:, None] * 100.0 ** (-np.arange(0, rotary, 2) / rotary)
-    return RopeTable(
-        np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), interleaved
-    )
-
-
-def no_rope(head_dim: int, positions: int) -> RopeTable:
-    """Leaves q and k exactly as they are, so that their rounding in the cache is known."""
-    ones = np.ones((positions, head_dim // 2), np.float32)
-    return RopeTable(ones, ones * 0, interleaved=False)
-
-
-def rotated(heads: np.ndarray, table: RopeTable, start: int) -> np.ndarray:
-    """Rotation by complex multiplication; heads [T, heads, head_dim]."""
-    half = table.cos.shape[1]
-    turn = (table.cos + 1j * table.sin)[start : start + len(heads), None, :]
-    out = heads.astype(np.float64)
-    if table.interleaved:
-        pairs = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    else:
-        pairs = slice(0, half), slice(half, 2 * half)
-    turned = (out[..., pairs[0]] + 1j * out[..., pairs[1]]) * turn
-    out[..., pairs[0]], out[..., pairs[1]] = turned.real, turned.imag
-    return out
-
-
-def oracle(qkv: np.ndarray, heads: int, spec: KVSpec, table: RopeTable, scale: float) -> np.ndarray:
-    """Attention of all tokens of a row from position 0 on; [T, heads * head_dim]."""
-    tokens = len(qkv)
-    every = qkv.reshape(tokens, -1, spec.head_dim)
-    q = rotated(every[:, :heads], table, 0)
-    k = rounded(rotated(every[:, heads : heads + spec.kv_heads], table, 0), spec.type)
-    v = rounded(every[:, heads + spec.kv_heads :], spec.type)
-    shared = heads // spec.kv_heads
-    out = np.zeros_like(q)
-    for head in range(heads):
-        scores = q[:, head] @ k[:, head // shared].T * scale
-        scores[np.triu_indices(tokens, 1)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, head // shared]
-    return out.reshape(tokens, -1)
-
-
-class Rows:
-    """Rows with random qkv and scattered block tables over one pool."""
-
-    def __init__(self, bench: Any, paged: Callable[..., Any], spec: KVSpec, heads: int) -> None:
-        self.spec, self.heads = spec, heads
-        self._backend, self._paged = bench.backend, paged
-        self._rng = np.random.default_rng(spec.head_dim + heads)
-
-    def prepare(self, lengths: list[int], rope: RopeTable, *, layer: int = 0) -> None:
-        spec, width = self.spec, (self.heads + 2 * self.spec.kv_heads) * self.spec.head_dim
-        blocks = [-(-length // spec.block_size) for length in lengths]
-        order = self._rng.permutation(sum(blocks)).astype(np.int32)
-        self.tables = np.split(order, np.cumsum(blocks)[:-1])
-        self.qkv = [self._rng.normal(size=(n, width)).astype(np.float32) for n in lengths]
-        self.rope, self.scale = rope, 1 / np.sqrt(spec.head_dim)
-        kv = KVLayer(0, layer)
-
-        def record(recorder: Recorder, qkv: Buffer, out: Buffer) -> None:
-            recorder.rope_store(qkv, self.heads, rope, kv)
-            recorder.attention(qkv, self.heads, kv, out, masking=Masking(self.scale))
-
-        pool = self._backend.kv_pool(spec, sum(blocks))
-        total = sum(lengths)
-        self.program = self._paged(
-            pool, record, heads=self.heads, limits=StepLimits(total, total, (max(blocks),))
-        )
-        self._soil(total, width)
-
-    def _soil(self, total: int, width: int) -> None:
-        """Leave the values of a former owner in every slot that a row may use."""
-        soil = [np.full((len(qkv), width), 300, np.float32) for qkv in self.qkv]
-        for start in range(len(soil)):
-            self.program.step([(soil[start], 0, self.tables[start])])
-
-    def run(self, spans: list[tuple[int, int, int]]) -> list[np.ndarray]:
-        """One step of spans (row, start, end); the attention of each."""
-        result = self.program.step(
-            [(self.qkv[row][start:end], start, self.tables[row]) for row, start, end in spans]
-        )
-        return np.split(result, np.cumsum([end - start for _, start, end in spans])[:-1])
-
-    def expected(self, row: int) -> np.ndarray:
-        return oracle(self.qkv[row], self.heads, self.spec, self.rope, self.scale)
-
-
-@pytest.fixture
-def rows(bench: Any, paged: Callable[..., Any]) -> Callable[..., Rows]:
-    def make(spec: KVSpec, heads: int, lengths: list[int], rope: RopeTable) -> Rows:
-        made = Rows(bench, paged, spec, heads)
-        made.prepare(lengths, rope, layer=spec.layers - 1)
-        return made
-
-    return make
+from tests.kernels.contexts import no_rope, rope_table, rounded
+from treadle.kernels.ops import KVSpec
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 32])

@@ -103,10 +103,12 @@ def quantised_inputs(model: PreTrainedModel) -> Iterator[None]:
         if isinstance(module, Conv1D)
     ]
     torch.nn.functional.linear = linear
-    yield
-    torch.nn.functional.linear = plain
-    for hook in hooks:
-        hook.remove()
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = plain
+        for hook in hooks:
+            hook.remove()
 
 
 MISTAKES = ("rope base", "epsilon", "head mapping")

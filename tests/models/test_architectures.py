@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.models.parity import (
 )
 from tests.tiny_gguf import NOT_IN_GGUF, rounded_as, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
-from treadle.kernels.ops import Backend
+from treadle.kernels.ops import Backend, FloatArray
 from treadle.models.loader import load_model
 
 IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
@@ -32,27 +34,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("folders")
 
 
+@functools.cache
+def expected(name: str, weight_type: str = "f32") -> FloatArray:
+    """Logits of transformers, on weights and inputs of products as such a file means them."""
+    if weight_type == "f32":
+        return reference_logits(tiny_model(name), IDS)
+    model = tiny_model(name, rounded_as(weight_type))
+    with quantised_inputs(model) if weight_type == "q8_0" else nullcontext():
+        return reference_logits(model, IDS)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_logits(backend: Backend, folder: Path, name: str) -> None:
     model = load_model(save_tiny(name, folder), backend, positions=len(IDS))
-    reference = reference_logits(tiny_model(name), IDS)
     for chunk in (None, 37, 1):
         ours = our_logits(backend, model, IDS, chunk=chunk)
-        assert largest_difference(ours, reference) < 1e-4, f"in chunks of {chunk}"
+        assert largest_difference(ours, expected(name)) < 1e-4, f"in chunks of {chunk}"
 
 
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_logits_from_gguf(backend: Backend, folder: Path, name: str) -> None:
     model = load_model(write_tiny_gguf(name, folder), backend, positions=len(IDS))
     ours = our_logits(backend, model, IDS, chunk=37)
-    assert largest_difference(ours, reference_logits(tiny_model(name), IDS)) < 1e-4
+    assert largest_difference(ours, expected(name)) < 1e-4
 
 
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_half_precision(backend: Backend, folder: Path, name: str) -> None:
     model = load_model(write_tiny_gguf(name, folder, "f16"), backend, positions=len(IDS))
-    reference = reference_logits(tiny_model(name, rounded_as("f16")), IDS)
-    assert largest_difference(our_logits(backend, model, IDS), reference) < 1e-4
+    assert largest_difference(our_logits(backend, model, IDS), expected(name, "f16")) < 1e-4
 
 
 @pytest.mark.parametrize("name", IN_GGUF)
@@ -61,10 +71,8 @@ def test_quantised(backend: Backend, folder: Path, name: str) -> None:
     as near to it on the original ones. A last bit may round an input to the next step."""
     model = load_model(write_tiny_gguf(name, folder, "q8_0"), backend, positions=len(IDS))
     ours = our_logits(backend, model, IDS)
-    reference = tiny_model(name, rounded_as("q8_0"))
-    with quantised_inputs(reference):
-        faithful = mean_divergence(reference_logits(reference, IDS), ours)
-    plain = mean_divergence(reference_logits(tiny_model(name), IDS), ours)
+    faithful = mean_divergence(expected(name, "q8_0"), ours)
+    plain = mean_divergence(expected(name), ours)
     print(f"{backend.name} {name}: divergence {faithful:.2g}, from the original {plain:.2g}")
     assert faithful < 5e-4
     assert plain > 5 * faithful
@@ -104,9 +112,8 @@ def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_small_mistakes_would_show(name: str) -> None:
-    right = reference_logits(tiny_model(name), IDS)
     moved = {
-        what: largest_difference(reference_logits(tiny_model(name, **changes), IDS), right)
+        what: largest_difference(reference_logits(tiny_model(name, **changes), IDS), expected(name))
         for what, changes in mistakes(name)
     }
     print(name, {what: f"{by:.2g}" for what, by in moved.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.tiny import TinyLlama, rope_factors
 from treadle.errors import ModelFileError
-from treadle.kernels.ops import KVSpec, RawTensor, WeightType
-from treadle.models.card import ModelCard
+from treadle.kernels.ops import KVSpec, RawTensor, Routing, WeightType
+from treadle.models.card import Experts, ModelCard
 from treadle.models.gguf_card import card_from_gguf
-from treadle.models.rope import Divided, Plain, rope_table
+from treadle.models.rope import Divided, Plain, Yarn, rope_table, yarn_magnitude
 
 METADATA: dict[str, object] = {
     "general.architecture": "llama",
@@ -159,3 +160,99 @@ def test_rope_factors_slow_low_frequencies_down() -> None:
     plain, slowed = rope_table(card().ropes[0], 100), rope_table(made.ropes[0], 100)
     np.testing.assert_array_equal(plain.cos[:, 0], slowed.cos[:, 0])
     np.testing.assert_allclose(plain.sin[8, -1], slowed.sin[64, -1], rtol=1e-5)
+
+
+def gguf_card(architecture: str, **own: object) -> ModelCard:
+    """Of 12 layers, with nothing said that need not be."""
+    said = {
+        "block_count": 12,
+        "context_length": 2048,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        **{key.replace("__", "."): value for key, value in own.items()},
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in said.items()}
+    filler = tensors(*(f"{layer}" for layer in range(70)))
+    return card_from_gguf({"general.architecture": architecture, **metadata}, filler)
+
+
+def windows(made: ModelCard) -> list[int | None]:
+    return [layer.masking.window for layer in made.layer_cards]
+
+
+def test_what_gguf_does_not_say_of_gemma() -> None:
+    second = gguf_card("gemma2", attention__sliding_window=512)
+    assert windows(second) == [512, None] * 6
+    assert (second.layer_cards[0].masking.softcap, second.wiring.logit_softcap) == (50, 30)
+    third = gguf_card("gemma3", attention__sliding_window=512, rope__freq_base=1e6)
+    assert windows(third) == [*[512] * 5, None] * 2
+    assert [rope.theta for rope in third.ropes] == [1e6, 1e4]
+    assert third.layer_cards[0].masking.softcap is third.wiring.logit_softcap is None
+    for name, layers in (("gemma2", 46), ("gemma3", 62)):
+        assert gguf_card(name).layer_cards[0].masking.scale == pytest.approx(32**-0.5)
+        assert gguf_card(name, block_count=layers).layer_cards[0].masking.scale == (64 / 4) ** -0.5
+    assert second.wiring.embed_scale == 8
+
+
+def test_windows_as_gguf_lists_them() -> None:
+    every_third = gguf_card("gemma3", attention__sliding_window_pattern=3)
+    assert windows(every_third) == [4096, 4096, None] * 4
+    listed = gguf_card("gemma3", attention__sliding_window_pattern=[True, False] * 6)
+    assert windows(listed) == [4096, None] * 6
+    assert windows(gguf_card("phi3", attention__sliding_window=0)) == [None] * 12
+    assert windows(gguf_card("llama", attention__sliding_window=9)) == [9] * 12
+    with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+        gguf_card("gemma3", attention__sliding_window_pattern=[True])
+
+
+def test_what_gguf_does_not_say_of_smollm3() -> None:
+    assert [layer.rope for layer in gguf_card("smollm3").layer_cards] == [0, 0, 0, None] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "interleaved"),
+    [("llama", True), ("smollm3", True), ("qwen2", False), ("phi3", False), ("gemma3", False)],
+)
+def test_which_files_hold_rope_pairs_side_by_side(name: str, interleaved: bool) -> None:
+    assert {rope.interleaved for rope in gguf_card(name).ropes} == {interleaved}
+
+
+def test_experts() -> None:
+    mixtral = gguf_card("llama", expert_count=8, expert_used_count=2)
+    assert mixtral.layer_cards[0].feed_forward == Experts(96, 8, Routing(2, renormalise=True))
+    facts = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 40}
+    qwen = gguf_card("qwen3moe", **facts)
+    assert qwen.layer_cards[0].feed_forward == Experts(40, 8, Routing(2, renormalise=True))
+    assert qwen.ffn == 80
+    for key, value in (("expert_used_count", 9), ("expert_count", 10**6)):
+        with pytest.raises(ModelFileError, match=f"'qwen3moe.{key}' is {value}"):
+            gguf_card("qwen3moe", **facts | {key: value})
+
+
+def test_yarn() -> None:
+    facts = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    scaling = gguf_card("qwen2", **facts, rope__scaling__original_context_length=512)
+    expected = Yarn(factor=4.0, original=512, magnitude=yarn_magnitude(4.0))
+    assert scaling.ropes[0].scaling == expected
+    assert gguf_card("qwen2", **facts).ropes[0].scaling == dataclasses.replace(
+        expected, original=2048
+    )
+    with pytest.raises(ModelFileError, match="yarn_log_multiplier"):
+        gguf_card("qwen2", **facts, rope__scaling__yarn_log_multiplier=0.1)
+
+
+def test_sampling_defaults() -> None:
+    said = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "penalty_repeat": 1.1}
+    metadata = METADATA | {f"general.sampling.{key}": value for key, value in said.items()}
+    assert card_from_gguf(metadata, tensors()).sampling_defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "repetition_penalty": 1.1,
+    }
+    assert card().sampling_defaults == {}

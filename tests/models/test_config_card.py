@@ -12,9 +12,11 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from treadle.errors import ModelFileError
 from treadle.kernels.ops import KVLayer, KVSpec, RawTensor, WeightType
 from treadle.models.card import Experts, KVGroup, ModelCard
 from treadle.models.config_card import card_from_config
+from treadle.models.families import CONFIG_FAMILIES
 from treadle.models.rope import Dynamic, LongRope, Plain, rope_table
 
 SIZES: dict[str, Any] = {
@@ -243,3 +245,39 @@ def test_gemma3_under_old_keys() -> None:
     plain = card("gemma3_text")
     assert [rope.theta for rope in plain.ropes] == [1e6, 1e4]
     assert all(rope.scaling == Plain() for rope in plain.ropes)
+
+
+ODD: list[Any] = [True, False, -1, 0, 1, 7, 2**40, 1.5, float("nan"), 1e308, "x", "", [], [1], {}]
+NESTED = [
+    {"rope_type": kind, **facts, key: odd}
+    for kind, facts in (("llama3", LLAMA3), ("yarn", YARN), ("longrope", LONG))
+    for key in (*facts, "rope_theta", "rope_type", "attention_factor", "mscale", "mscale_all_dim")
+    for odd in (*ODD, None, [1.0] * 8)
+]
+
+
+def card_or_refusal(config: dict[str, Any]) -> ModelCard | str:
+    try:
+        return card_from_config(config, {}, tensors(), name="tiny")
+    except ModelFileError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("model_type", CONFIG_FAMILIES)
+def test_any_config_gives_a_card_or_one_sentence(model_type: str) -> None:
+    """Whatever stands under a key: nothing else is ever raised."""
+    settled = AutoConfig.for_model(model_type, **SIZES, **EXPERTS.get(model_type, {})).to_dict()
+    base = {**settled, "model_type": model_type, "num_hidden_layers": 4, "layer_types": None}
+    changes = [{key: odd} for key in base for odd in (*ODD, None)]
+    changes += [{"rope_parameters": nested} for nested in NESTED]
+    changes += [{"rope_parameters": {"full_attention": nested}} for nested in (*NESTED[:40], 5)]
+    refused = 0
+    for change in changes:
+        made = card_or_refusal({**base, **change})
+        if isinstance(made, str):
+            refused += 1
+            assert "\n" not in made
+            continue
+        for rope in made.ropes:
+            assert np.isfinite(rope_table(rope, 30).cos).all(), change
+    assert refused > 100

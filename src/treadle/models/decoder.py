@@ -89,6 +89,8 @@ class _Layers:
             self._recorder.layer_norm(x, weight, self._vectors[f"{name}_bias"], eps, out)
 
     def _experts(self, index: int, block: Experts) -> None:
+        assert self._wiring.pre_norms, "experts and their router read one norm"
+        assert not self._wiring.post_norms, "experts add to x themselves"
         matrices, recorder = self._matrices, self._recorder
         gate_up = [matrices[f"{index}.experts_gate_up.{e}"] for e in range(block.count)]
         down = [matrices[f"{index}.experts_down.{e}"] for e in range(block.count)]

@@ -11,11 +11,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import numpy as np
+
+from treadle.errors import ModelFileError
 from treadle.kernels.ops import Activation, Masking
 from treadle.models import names
 from treadle.models.card import Dense, Experts, LayerCard, ModelCard, Wiring, layer_cards
 from treadle.models.fields import Fields, Keys
 from treadle.models.tensors import TensorNames
+
+_MOST_EXPERTS = 2**14
+"""In a layer; a count beyond all models would make plans of tensors without end."""
+_LARGEST_MAGNITUDE = 2**20
 
 Windows = tuple[int | None, ...]
 
@@ -123,7 +130,15 @@ def check(card: ModelCard, fields: Fields) -> None:
             raise fields.bad(
                 "rotary_dim", f"even, above 2 and at most the head's width, {card.head_dim}"
             )
+        if rope.theta <= 1:
+            raise fields.bad("rope_theta", "above 1")
+        with np.errstate(all="ignore"):
+            speeds = rope.scaling.frequencies(rope.theta, rope.rotary_dim, card.max_positions)
+        if not (np.isfinite(speeds).all() and 0 < rope.scaling.magnitude < _LARGEST_MAGNITUDE):
+            raise ModelFileError("the numbers of the RoPE scaling are out of all proportion")
     for layer in card.layer_cards:
         block = layer.feed_forward
+        if isinstance(block, Experts) and block.count > _MOST_EXPERTS:
+            raise fields.bad("experts", f"at most {_MOST_EXPERTS}")
         if isinstance(block, Experts) and block.routing.top_k > block.count:
             raise fields.bad("experts_used", f"at most the number of experts, {block.count}")

@@ -27,6 +27,9 @@ from treadle.models.rope import (
 )
 from treadle.models.transforms import to_float32
 
+_LARGEST_FACTOR = 2**20
+"""By which a context can be stretched."""
+
 
 def ropes_from_config(fields: Fields, head_dim: int, *, local: bool) -> tuple[Rope, ...]:
     """The RoPE of a model; with `local`, also that of its layers with a window."""
@@ -71,6 +74,13 @@ def _rope(theta: float, rotary_dim: int, scaling: Scaling, *, interleaved: bool 
     return Rope(theta=theta, rotary_dim=rotary_dim, interleaved=interleaved, scaling=scaling)
 
 
+def _factor(rope: Fields, default: float | None = None) -> float:
+    factor = rope.positive("factor", default)
+    if factor > _LARGEST_FACTOR:
+        raise rope.bad("factor", f"at most {_LARGEST_FACTOR}")
+    return factor
+
+
 def _original(fields: Fields, rope: Fields) -> int:
     """The context of the first training. Where a config names it twice, outside counts."""
     inside = rope.count("original_max_position_embeddings", fields.count("max_positions"))
@@ -82,23 +92,23 @@ def _plain(_: Fields, __: Fields, ___: int) -> Scaling:
 
 
 def _linear(_: Fields, rope: Fields, __: int) -> Scaling:
-    return Linear(rope.positive("factor"))
+    return Linear(_factor(rope))
 
 
 def _dynamic(fields: Fields, rope: Fields, _: int) -> Scaling:
-    return Dynamic(rope.positive("factor"), fields.count("max_positions"))
+    return Dynamic(_factor(rope), fields.count("max_positions"))
 
 
 def _llama3(fields: Fields, rope: Fields, _: int) -> Scaling:
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if low >= high:
         raise rope.bad("high_freq_factor", f"above low_freq_factor, {low}")
-    return Llama3(rope.positive("factor"), low, high, _original(fields, rope))
+    return Llama3(_factor(rope), low, high, _original(fields, rope))
 
 
 def _yarn(fields: Fields, rope: Fields, _: int) -> Scaling:
     original = _original(fields, rope)
-    factor = rope.positive("factor", fields.count("max_positions") / original)
+    factor = _factor(rope, fields.count("max_positions") / original)
     magnitude = yarn_magnitude(factor)
     over, under = rope.value("mscale"), rope.value("mscale_all_dim")
     if over and under:
@@ -116,7 +126,7 @@ def _yarn(fields: Fields, rope: Fields, _: int) -> Scaling:
 
 def _longrope(fields: Fields, rope: Fields, rotary_dim: int) -> Scaling:
     original = _original(fields, rope)
-    factor = rope.positive("factor", fields.count("max_positions") / original)
+    factor = _factor(rope, fields.count("max_positions") / original)
     magnitude = longrope_magnitude(factor, original)
     return LongRope(
         short=rope.numbers("short_factor", rotary_dim // 2),
