@@ -35,6 +35,7 @@ class Schedule:
     budget: int = 512
     depth: int = 0
     threads: int = 1
+    window: int = WINDOW
     steps_between: int = 0
     """Requests arrive this many steps apart."""
     order: int = 0
@@ -57,10 +58,12 @@ def random_schedule(rng: random.Random, longest: int) -> Schedule:
     )
 
 
-def requests(rng: random.Random, vocab_size: int, count: int) -> list[Generate]:
+def requests(
+    rng: random.Random, vocab_size: int, count: int, *, longest: int = 200
+) -> list[Generate]:
     """Prompts that share prefixes and whose lengths cross pieces, blocks and chunks; parameters of
     every kind."""
-    stem = [rng.randrange(vocab_size) for _ in range(200)]
+    stem = [rng.randrange(vocab_size) for _ in range(longest)]
     kinds = [
         SamplingParams(temperature=0, logprobs=3),
         SamplingParams(temperature=0, max_tokens=70, ignore_eos=True),
@@ -71,7 +74,7 @@ def requests(rng: random.Random, vocab_size: int, count: int) -> list[Generate]:
         SamplingParams(temperature=1.0, frequency_penalty=0.4, logit_bias={5: 3.0, 9: -100.0}),
         SamplingParams(temperature=0, repetition_penalty=1.2, min_tokens=4, logprobs=2),
     ]
-    lengths = [1, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 200]
+    lengths = [1, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, longest]
     made = []
     for at in range(count):
         length = lengths[at % len(lengths)]
@@ -99,7 +102,7 @@ def start(
 ) -> Engine:
     per_token = _kv_bytes_per_token(path, kv_dtype)
     settings = EngineSettings(
-        model=ModelSettings(max_model_len=WINDOW),
+        model=ModelSettings(max_model_len=schedule.window),
         cache=CacheSettings(
             prefix_cache=schedule.index,  # type: ignore[arg-type]
             block_size=schedule.block_size,  # type: ignore[arg-type]
@@ -136,10 +139,15 @@ def serve(engine: Engine, messages: list[Generate], schedule: Schedule) -> dict[
 
 
 def answers_alone(
-    path: Path, messages: list[Generate], *, isa: Isa | None = None, kv_dtype: str = "f16"
+    path: Path,
+    messages: list[Generate],
+    *,
+    isa: Isa | None = None,
+    kv_dtype: str = "f16",
+    window: int = WINDOW,
 ) -> dict[str, Answer]:
     """Each request by itself: no cache, one thread, the whole prompt in one step."""
-    schedule = Schedule()
+    schedule = Schedule(window=window)
     engine = start(path, schedule, isa=isa, kv_dtype=kv_dtype)
     alone: dict[str, Answer] = {}
     for message in messages:
@@ -159,5 +167,5 @@ def _fields(params: SamplingParams) -> dict[str, object]:
 def _kv_bytes_per_token(path: Path, kv_dtype: str) -> int:
     from treadle.models.loader import read_card
 
-    spec = read_card(path).kv_specs(block_size=1, type=kv_dtype)[0]  # type: ignore[arg-type]
-    return spec.bytes_per_token
+    specs = read_card(path).kv_specs(block_size=1, type=kv_dtype)  # type: ignore[arg-type]
+    return sum(spec.bytes_per_token for spec in specs)

@@ -3,6 +3,7 @@ the batch and however it is chunked, cached, preempted, overlapped or threaded."
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.engine.bits import (
     total,
 )
 from tests.tiny import VOCAB_SIZE, tiny_llama
+from tests.tiny_models import FIRST_OF_KIND, POSITIONS, save_tiny
+from tests.tiny_models import VOCAB_SIZE as MODEL_VOCAB_SIZE
 from treadle.config.settings import Isa
 from treadle.kernels.native.backend import available_variants
 from treadle.wire.messages import Generate, Stats
@@ -91,6 +94,29 @@ def test_other_variants(isa: Isa, tiny_folder: Path) -> None:
     for weight_type in ("bf16", "q4_1", "q8_0"):
         messages = requests(random.Random(weight_type), VOCAB_SIZE, 12)
         check_bits(tiny_llama(weight_type, tiny_folder), messages, isa, "f16")
+
+
+@pytest.mark.parametrize("name", FIRST_OF_KIND)
+def test_architectures(name: str, tiny_folder: Path) -> None:
+    """Windows, soft-caps, norms of every kind, learned positions, experts; from directories."""
+    path = save_tiny(name, tiny_folder / name)
+    messages = requests(random.Random(name), MODEL_VOCAB_SIZE, 12, longest=150)
+    alone = answers_alone(path, messages, kv_dtype="f32", window=POSITIONS)
+    rng = random.Random(f"schedules of {name}")
+    hits = 0
+    for _ in range(4):
+        schedule = dataclasses.replace(random_schedule(rng, 150 + 70), window=POSITIONS)
+        # A group with a window has its share of the pool, and needs all of one window.
+        schedule = dataclasses.replace(schedule, kv_tokens=schedule.kv_tokens + 600)
+        engine = start(path, schedule, kv_dtype="f32")
+        for warmth in ("cold", "warm"):
+            answers = serve(engine, messages, schedule)
+            for key, answer in alone.items():
+                assert answers[key] == answer, (key, warmth, schedule)
+        hits += engine.stats().prefix_hits
+        assert engine.stats().kv_usage == 0
+        engine.close()
+    assert hits > 0
 
 
 def test_the_demo_model(demo_gguf: Path) -> None:
