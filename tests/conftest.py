@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from treadle.models.demo import demo_path
+from treadle.models.demo import demo_path, known_path
 
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """The demo model's file, downloaded once per machine."""
     return demo_path()
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Gemma 3 270M in Q4_K_M, likewise."""
+    return known_path("gemma")

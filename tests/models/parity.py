@@ -71,6 +71,12 @@ def largest_difference(first: FloatArray, second: FloatArray) -> float:
     return float(np.abs(log_softmax(first) - log_softmax(second)).max())
 
 
+def perplexity(logits: FloatArray, ids: Sequence[int]) -> float:
+    """Of the tokens that follow the first, given those before them."""
+    following = log_softmax(logits)[np.arange(len(ids) - 1), ids[1:]]
+    return float(np.exp(-following.mean()))
+
+
 def mean_divergence(reference: FloatArray, logits: FloatArray) -> float:
     """Mean over positions of KL(reference ‖ logits)."""
     expected, found = log_softmax(reference), log_softmax(logits)

@@ -23,6 +23,7 @@ from tests.models.parity import (
     mean_divergence,
     mistaken,
     our_logits,
+    perplexity,
     reference_logits,
 )
 from treadle.kernels.ops import Backend, FloatArray, Matrix, RawTensor, WeightType
@@ -158,6 +159,12 @@ def test_first_tokens_agree(parity: Parity) -> None:
     assert clear.sum() > 150
     assert agree[clear].all()
     assert agree.mean() > 0.9
+
+
+def test_perplexity(parity: Parity) -> None:
+    theirs, ours = (perplexity(side, parity.ids) for side in (parity.expected, parity.ours))
+    print(f"perplexity {ours:.3f}, transformers' {theirs:.3f}")
+    assert ours == pytest.approx(theirs, rel=0.02)
 
 
 def test_divergence(parity: Parity) -> None:
