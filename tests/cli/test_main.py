@@ -58,6 +58,7 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_module, "run", lambda *settings: seen.append(settings) or 0)
     values = {
         "served_model_name": "n",
+        "generation_config": "none",
         "max_model_len": 64,
         "prefix_cache": "hashed",
         "block_size": 32,

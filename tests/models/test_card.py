@@ -243,16 +243,3 @@ def test_yarn() -> None:
     )
     with pytest.raises(ModelFileError, match="yarn_log_multiplier"):
         gguf_card("qwen2", **facts, rope__scaling__yarn_log_multiplier=0.1)
-
-
-def test_sampling_defaults() -> None:
-    said = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "penalty_repeat": 1.1}
-    metadata = METADATA | {f"general.sampling.{key}": value for key, value in said.items()}
-    assert card_from_gguf(metadata, tensors()).sampling_defaults == {
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0.0,
-        "repetition_penalty": 1.1,
-    }
-    assert card().sampling_defaults == {}
