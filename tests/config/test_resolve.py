@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from treadle.cache.prefix import Window
 from treadle.config.hardware import Hardware
 from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import (
@@ -99,6 +100,7 @@ def test_groups_with_a_window_get_their_windows_and_the_others_the_rest() -> Non
     schedule = ScheduleSettings(max_num_seqs=4, max_num_batched_tokens=256)
     roomy = resolve(EngineSettings(schedule=schedule), facts, MACHINE)
     held = (511 + 256 + 15) // 16 + 1
+    assert held == Window(512, step_tokens=256).most_blocks(16), "what the cache will ask for"
     assert roomy.num_blocks == (4 * 2048, 4 * held)
     budget = 20 * 2**20
     tight = resolve(
