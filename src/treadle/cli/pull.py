@@ -15,6 +15,7 @@ def pull(model: str, progress: bool) -> None:
     """Fetch MODEL and print where it is.
 
     MODEL is 'demo' (SmolLM2-135M-Instruct), 'gemma' (Gemma 3 270M, under Google's Gemma terms of
-    use), an id on the Hugging Face hub such as org/name, or a path to check for.
+    use), an id on the Hugging Face hub such as org/name or, for one of its GGUF files,
+    org/name:Q4_K_M, or a path to check for.
     """
     click.echo(resolve_model(model, progress))
