@@ -204,6 +204,11 @@ def test_what_cannot_be_had_is_one_sentence(hub: FakeHub, environment: dict[str,
     assert line.startswith("treadle: org/several on the Hugging Face hub has several GGUF files")
 
 
+def test_a_cache_that_cannot_be_written(environment: dict[str, str]) -> None:
+    (line,) = resolve({**environment, "HF_HOME": "/proc/cache"}, "org/one")
+    assert re.match("cannot get org/one from the Hugging Face hub: .*/proc/cache", line)
+
+
 def test_a_hub_that_goes_away_midway(hub: FakeHub, environment: dict[str, str]) -> None:
     hub.broken.add("m-Q8_0.gguf")
     (why,) = resolve(environment, "org/several:Q8_0")
