@@ -310,6 +310,42 @@ def test_parts_that_are_no_text_are_named(part: Any, where: str, problem: str) -
     assert refused.value.param == f"messages[1].content[1].{where}"
 
 
+@pytest.mark.parametrize("name", ["tools", "qwen3", "llama3", "mistral"])
+def test_calls_without_content_in_all_spellings(name: str, model_text: ModelText) -> None:
+    """As clients send an answer with a call back: no content, arguments as text."""
+    source = source_of(name, model_text)
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    spelled = {"id": "c1", "type": "function"}
+    spelled["function"] = {"name": "f", "arguments": '{"a": 1, "b": "\\"é\\""}'}  # type: ignore[assignment]
+    meant = {**spelled, "function": {"name": "f", "arguments": {"a": 1, "b": '"é"'}}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "7"}
+
+    def conversation(call: Any, **content: Any) -> list[dict[str, Any]]:
+        return [user("Hi"), {"role": "assistant", "tool_calls": [call], **content}, result]
+
+    expected, reason = theirs(source, conversation(meant, content=""), add_generation_prompt=True)
+    assert reason is None
+    assert '"b": "\\"é\\""' in expected
+    for content in ({}, {"content": None}, {"content": ""}):
+        rendered = template.render(conversation(spelled, **content))
+        # One template shows that a content is there by an empty line.
+        assert rendered.replace("assistant\n\n", "assistant\n") == expected.replace(
+            "assistant\n\n", "assistant\n"
+        )
+        assert "None" not in rendered
+        assert "null" not in rendered
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "7", "", '"x"'])
+def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
+    template = ChatTemplate(
+        "{{ messages[0].tool_calls[0].function.arguments }}", bos_token="", eos_token=""
+    )
+    calls = [{"function": {"name": "f", "arguments": arguments}}, "?", {"function": 5}]
+    shown = template.render([assistant(None, tool_calls=calls)])
+    assert shown == (arguments or "{}")
+
+
 ODD: list[list[dict[str, Any]]] = [
     [],
     [assistant("a")],
