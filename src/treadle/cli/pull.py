@@ -3,6 +3,8 @@ scripts can use it; progress goes to stderr."""
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from treadle.models.source import resolve_model
@@ -18,4 +20,5 @@ def pull(model: str, progress: bool) -> None:
     use), an id on the Hugging Face hub such as org/name or, for one of its GGUF files,
     org/name:Q4_K_M, or a path to check for.
     """
-    click.echo(resolve_model(model, progress))
+    # As bytes, because a path need not be text.
+    click.echo(os.fsencode(resolve_model(model, progress)))
