@@ -72,12 +72,21 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "threads": 5,
         "host": "::1",
         "port": 0,
+        "max_queued_requests": 7,
+        "queue_timeout": 1.5,
+        "watchdog_timeout": 0.0,
+        "shutdown_timeout": 2.5,
+        "http_timeout": 3.5,
+        "keep_alive_timeout": 4.5,
+        "max_connections": 8,
+        "metrics_names": "both",
+        "log_stats_interval": 5.5,
+        "log_requests": True,
     }
-    arguments = [
-        part
-        for name, value in values.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    arguments = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        arguments += [option] if value is True else [option, str(value)]
     assert run(["serve", "some.gguf", *arguments]) == 0
     engine, server = seen.pop()
     flat: dict[str, object] = {}

@@ -20,6 +20,7 @@ from treadle.errors import (
 from treadle.text.choice import ChoiceDelta
 from treadle.text.frontend import Frontend
 from treadle.text.load import ModelText
+from treadle.text.observe import Ended
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -29,6 +30,7 @@ from treadle.wire.messages import (
     Generate,
     Progress,
     Ready,
+    Stats,
     ToEngine,
 )
 from treadle.wire.sampling_params import SamplingParams
@@ -64,6 +66,7 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.ended_answers: list[Ended] = []
 
     def first_token(self, seconds: float) -> None:
         assert seconds >= 0
@@ -73,9 +76,16 @@ class Record:
         assert seconds >= 0
         self.calls.append("next")
 
-    def finished(self, reason: str, seconds: float) -> None:
-        assert seconds >= 0
-        self.calls.append(reason)
+    def ended(self, answer: Ended) -> None:
+        assert answer.seconds >= (answer.first_s or 0) >= 0
+        self.calls.append(answer.reason)
+        self.ended_answers.append(answer)
+
+    def rejected(self, num_answers: int) -> None:
+        self.calls.append(f"rejected {num_answers}")
+
+    def measured(self, stats: Stats) -> None:
+        self.calls.append("stats")
 
 
 class World:

@@ -19,20 +19,19 @@ from treadle.config.settings import (
 @click.command()
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
-def serve(model: str, host: str, port: int, **given: Any) -> int:
+def serve(model: str, **given: Any) -> int:
     """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
-    settings = engine_settings({"model": model, **given})
-    return run(settings, ServerSettings(host=host, port=port))
+    server = {name: given.pop(name) for name in ServerSettings.__struct_fields__}
+    return run(engine_settings({"model": model, **given}), ServerSettings(**server))
 
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:
     """Serve until a signal or the engine's end; the exit status."""
     from treadle.server.listen import listen, url_of
+    from treadle.server.log import say
 
     listener = listen(server.host, server.port)
-    click.echo(
-        f"treadle: listening on {url_of(listener)}, loading {settings.model.model}", err=True
-    )
+    say(f"listening on {url_of(listener)}, loading {settings.model.model}")
     from treadle.engine.process import EngineProcess
 
     engine = EngineProcess()
@@ -45,6 +44,7 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
             names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
+            server=server,
         )
         return run_server(listener, launch)
     finally:

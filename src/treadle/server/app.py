@@ -22,8 +22,6 @@ CLIENT_CLOSED = 499
 
 
 def create_app(frontend: Frontend, metrics: Metrics) -> Starlette:
-    metrics.watch(lambda: frontend.stats)
-
     async def health(request: Request) -> Response:
         del request
         try:
