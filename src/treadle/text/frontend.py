@@ -259,10 +259,10 @@ class Frontend:
 
     def expire(self, seconds: float) -> None:
         """Refuse requests none of whose answers has begun after so long a wait in the queue."""
-        rows = 0 if self.stats is None else self.stats.running
-        queue = list(self._answers.items())[rows:]  # the engine takes them in order of arrival
-        begun = {id(answer.inbox) for answer in self._answers.values() if answer.watch.has_begun}
-        begun |= {id(answer.inbox) for answer in list(self._answers.values())[:rows]}
+        answers = list(self._answers.items())  # the engine takes them in order of arrival
+        running, queue = answers[: self._num_running()], answers[self._num_running() :]
+        begun = {id(answer.inbox) for _, answer in answers if answer.watch.has_begun}
+        begun |= {id(answer.inbox) for _, answer in running}
         limit = time.monotonic() - seconds
         late = [
             name
@@ -274,6 +274,14 @@ class Frontend:
         for name in late:
             self._answers[name].inbox.fail(error)
         self._abandon(late, "error")
+
+    def _num_running(self) -> int:
+        """As many as there are rows, unless the engine has said that some wait for KV. Its word is
+        as old as its last step, so it counts only where it speaks of a queue."""
+        if self.stats is not None and self.stats.waiting:
+            return self.stats.running
+        rows = None if self._engine is None else self._engine.resolved.get("max_num_seqs")
+        return len(self._answers) if rows is None else int(rows)
 
     def _require_room(self, num_answers: int) -> None:
         """Raise unless that many answers may join those that run and wait.
