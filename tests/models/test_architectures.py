@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,15 @@ from tests.models.parity import (
     largest_difference,
     mean_divergence,
     our_logits,
-    quantised_inputs,
     reference_logits,
+    rounded_logits,
 )
-from tests.tiny_gguf import NOT_IN_GGUF, rounded_as, write_tiny_gguf
+from tests.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
 from treadle.kernels.ops import Backend, FloatArray
 from treadle.models.loader import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
 """Longer than two attention pieces, every window and every original context."""
@@ -35,13 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def expected(name: str, weight_type: str = "f32") -> FloatArray:
+def expected(name: str, types: str = "f32") -> FloatArray:
     """Logits of transformers, on weights and inputs of products as such a file means them."""
-    if weight_type == "f32":
-        return reference_logits(tiny_model(name), IDS)
-    model = tiny_model(name, rounded_as(weight_type))
-    with quantised_inputs(model) if weight_type == "q8_0" else nullcontext():
-        return reference_logits(model, IDS)
+    return rounded_logits(name, types, IDS).quantised
 
 
 @pytest.mark.parametrize("name", MODELS)
