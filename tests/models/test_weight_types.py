@@ -91,3 +91,18 @@ def test_mixed_types(backend: Backend, folder: Path, name: str, types: str) -> N
     path = write_tiny_gguf(f"{name}-uneven", folder, types)
     assert len({tensor.tensor_type for tensor in gguf.GGUFReader(path).tensors}) >= 3
     check(backend, path, expected(f"{name}-uneven", types, len(IDS)), chunk=37)
+
+
+@pytest.mark.parametrize("types", ["f32", "q4_0", "q4_k", "q4_k_m"])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_experts_with_tensors_of_their_own(
+    backend: Backend, folder: Path, name: str, types: str
+) -> None:
+    """As the oldest files have them; nothing else differs, not in a bit."""
+    files = [
+        write_tiny_gguf(f"{name}-wide", folder, types, experts_apart=apart)
+        for apart in (False, True)
+    ]
+    assert "blk.1.ffn_down.2.weight" in [t.name for t in gguf.GGUFReader(files[1]).tensors]
+    merged, apart = (our_logits(backend, load_model(path, backend), IDS[:FEW]) for path in files)
+    np.testing.assert_array_equal(merged, apart)
