@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from tests.blocks import SIZES
+from tests.tiny_models import FIRST_OF_KIND, WITH_EXPERTS
 from treadle.kernels.ops import WeightType
 
 Shape = tuple[int, ...]
@@ -68,6 +69,14 @@ def mxfp4_moe(name: str, shape: Shape, _: Facts) -> WeightType:
 
 
 MIXES: Mapping[str, Mix] = {"q4_k_m": q4_k_m, "mxfp4_moe": mxfp4_moe}
+
+MIXED = [
+    (name, types)
+    for name in FIRST_OF_KIND
+    for types in MIXES
+    if types != "mxfp4_moe" or name in WITH_EXPERTS
+]
+"""Tiny models and the mixes that tests write them in."""
 
 
 def mix_of(name: str) -> Mix:

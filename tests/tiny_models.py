@@ -7,6 +7,7 @@ blocks have 256 values need wider rows than most of these models have: `WIDE` an
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -171,18 +172,18 @@ MODELS: Mapping[str, Tiny] = {
     ),
     "yarn": Tiny(
         "Llama",
-        _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+        _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=60),
     ),
     "yarn-scaled": Tiny(
         "Llama",
         _rope(
             rope_type="yarn",
             factor=8.0,
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=64,
             mscale=1.0,
             mscale_all_dim=0.5,
-            beta_fast=16.0,
-            beta_slow=2.0,
+            beta_fast=4.0,
+            beta_slow=1.2,
             truncate=False,
         ),
     ),
@@ -191,7 +192,7 @@ MODELS: Mapping[str, Tiny] = {
         _rope(
             rope_type="yarn",
             factor=4.0,
-            original_max_position_embeddings=64,
+            original_max_position_embeddings=60,
             attention_factor=1.3,
         ),
     ),
@@ -199,6 +200,7 @@ MODELS: Mapping[str, Tiny] = {
 
 
 FIRST_OF_KIND = tuple({tiny.kind: name for name, tiny in reversed(MODELS.items())}.values())
+WITH_EXPERTS = ("mixtral", "qwen3-moe")
 
 
 def _wider(name: str, **widths: int) -> Tiny:
@@ -274,7 +276,8 @@ def _build(tiny: Tiny, options: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def _config(tiny: Tiny, options: Mapping[str, Any]) -> PreTrainedConfig:
-    config: PreTrainedConfig = _config_class(tiny.kind)(**options)
+    # transformers writes into what it is given.
+    config: PreTrainedConfig = _config_class(tiny.kind)(**copy.deepcopy(dict(options)))
     return config
 
 

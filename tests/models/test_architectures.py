@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_quantised(backend: Backend, folder: Path, name: str) -> None:
 
 
 def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Changes of 10 % to each constant of a config."""
+    """Changes of 10 % to each constant of a config, and of one to each count of experts."""
     options = MODELS[name].config_options()
     found: list[tuple[str, dict[str, Any]]] = [
         (key, {key: options[key] * 1.1})
@@ -92,18 +93,38 @@ def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
         found.append(("window", {"sliding_window": options["sliding_window"] * 11 // 10}))
     if "query_pre_attn_scalar" in options:
         found.append(("scale", {"query_pre_attn_scalar": 11}))
+    if "num_experts_per_tok" in options:
+        found.append(("experts", {"num_experts_per_tok": options["num_experts_per_tok"] + 1}))
+        if "norm_topk_prob" in options:
+            found.append(("renormalise", {"norm_topk_prob": not options["norm_topk_prob"]}))
+    for key, changed in (
+        ("partial_rotary_factor", 0.625),
+        ("original_max_position_embeddings", 70),
+    ):
+        if key in options:
+            found.append((key, {key: changed}))
     rope = options.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     if name == "gpt2":
         return found
     if "full_attention" in rope:
         for kind, own in rope.items():
-            changed = {**own, "rope_theta": own["rope_theta"] * 1.1}
-            found.append((f"rope of {kind}", {"rope_parameters": {**rope, kind: changed}}))
+            found += [
+                (f"{kind}: {key}", {"rope_parameters": {**rope, kind: changed}})
+                for key, changed in rope_mistakes(own)
+            ]
         return found
-    for key in ("rope_theta", "factor"):
-        if key in rope:
-            changed = {**rope, key: rope[key] * 1.1}
-            found.append((f"rope {key}", {"rope_parameters": changed}))
+    return found + [(key, {"rope_parameters": changed}) for key, changed in rope_mistakes(rope)]
+
+
+def rope_mistakes(rope: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Of all but the divisors of short contexts, which these texts are no longer."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for key, value in rope.items():
+        if key not in ("rope_type", "short_factor"):
+            changed: Any = (
+                not value if isinstance(value, bool) else np.multiply(value, 1.1).tolist()
+            )
+            found.append((key, {**rope, key: int(changed) if type(value) is int else changed}))
     return found
 
 

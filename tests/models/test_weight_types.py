@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.gguf_types import MIXES
+from tests.gguf_types import MIXED
 from tests.models.parity import (
     Dequantising,
     Rounded,
@@ -25,7 +25,7 @@ from tests.models.parity import (
     rounded_logits,
 )
 from tests.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import FIRST_OF_KIND, VOCAB_SIZE
+from tests.tiny_models import FIRST_OF_KIND, VOCAB_SIZE, WITH_EXPERTS
 from treadle.kernels.ops import Backend, WeightType
 from treadle.models.loader import load_model
 
@@ -34,14 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = np.random.default_rng(1).integers(0, VOCAB_SIZE, 150).tolist()
 FEW = 48
 """Tokens of those; longer than every window."""
-
-WITH_EXPERTS = ("mixtral", "qwen3-moe")
-MIXED = [
-    (name, types)
-    for name in FIRST_OF_KIND
-    for types in MIXES
-    if "moe" not in types or name in WITH_EXPERTS
-]
 
 EXACT_BOUND = 3e-4
 """Of a log-probability. Random blocks have large means, so that float32 shows: transformers itself
