@@ -17,6 +17,11 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """Each answer looks for its stop strings at every character."""
 
+MAX_LOGPROB_TOKEN_IDS = 128
+"""vLLM's limit on single ids asked for."""
+
+MAX_BAD_WORDS = 1024
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (vLLM's threshold)."""
 
@@ -44,15 +49,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     """No end, by EOS, stop token or stop string, before this many tokens."""
     max_tokens: int | None = 16
-    """None means as many as the window leaves."""
+    """None means as many as the window leaves; 0 computes the prompt and chooses nothing."""
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logit_bias: dict[int, float] | None = None
     """Token id → value added to its logit, -100 to 100."""
+    allowed_token_ids: list[int] | None = None
+    """Choose among these only."""
+    bad_words: list[str] | None = None
+    """Texts that the answer must not hold; ruled out as the token sequences that spell them, at the
+    start of a word or within one (vLLM's rule)."""
     logprobs: int | None = None
     """Return the token's log-probability and this many alternatives."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first, which nothing predicts."""
+    prompt_logprobs_start: int = 0
+    """Index of the first prompt token to score (SGLang's logprob_start_len)."""
+    logprob_token_ids: list[int] | None = None
+    """Report these ids wherever log-probabilities are reported, likely or not."""
     skip_special_tokens: bool = True
 
     @property
@@ -84,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.seed is not None:
             _in_range("seed", self.seed, -(2**63), _MAX_SEED - 1)
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -93,6 +109,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _in_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, 2**31 - 1)
+        self._check_lists()
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
         _in_range("the number of stop strings", len(self.stop_strings), 0, MAX_STOPS, param="stop")
@@ -103,10 +123,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a token id is outside the vocabulary."""
-        for token in self.stop_token_ids:
-            _token_id("stop_token_ids", token, vocab_size)
-        for token in self.logit_bias or {}:
-            _token_id("logit_bias", token, vocab_size)
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
+            for token in getattr(self, name) or ():
+                _token_id(name, token, vocab_size)
+
+    def _check_lists(self) -> None:
+        if self.allowed_token_ids == []:
+            raise InvalidRequest(
+                "allowed_token_ids is empty, so that no token is left to choose",
+                param="allowed_token_ids",
+            )
+        asked = len(self.logprob_token_ids or ())
+        _in_range(
+            "the number of logprob_token_ids",
+            asked,
+            0,
+            MAX_LOGPROB_TOKEN_IDS,
+            param="logprob_token_ids",
+        )
+        words = self.bad_words or []
+        _in_range("the number of bad words", len(words), 0, MAX_BAD_WORDS, param="bad_words")
+        longest = max(map(len, words), default=0)
+        _in_range("the length of a bad word", longest, 0, MAX_STOP_CHARS, param="bad_words")
+        if any(not word for word in words):
+            raise InvalidRequest("bad words must not be empty", param="bad_words")
 
 
 @functools.cache
