@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
 from treadle.config.settings import (
@@ -13,16 +14,19 @@ from treadle.config.settings import (
     ModelSettings,
     ServerSettings,
     engine_settings,
+    server_settings,
 )
 
 
 @click.command()
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
-def serve(model: str, host: str, port: int, **given: Any) -> int:
+def serve(model: str, **given: Any) -> int:
     """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
+    own = {field.name for field in msgspec.structs.fields(ServerSettings)}
+    server = {name: given.pop(name) for name in own}
     settings = engine_settings({"model": model, **given})
-    return run(settings, ServerSettings(host=host, port=port))
+    return run(settings, server_settings(server))
 
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:
