@@ -31,12 +31,14 @@ def serve(model: str, **given: Any) -> int:
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:
     """Serve until a signal or the engine's end; the exit status."""
-    from treadle.server.listen import listen, url_of
+    from treadle.server.listen import is_local, listen, url_of
 
     listener = listen(server.host, server.port)
     click.echo(
         f"treadle: listening on {url_of(listener)}, loading {settings.model.model}", err=True
     )
+    if not (server.api_key or is_local(listener)):
+        click.echo("treadle: no API key is set: anybody who reaches it may use it", err=True)
     from treadle.engine.process import EngineProcess
 
     engine = EngineProcess()
@@ -49,6 +51,7 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
             names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
+            server=server,
         )
         return run_server(listener, launch)
     finally:
