@@ -161,9 +161,6 @@ class FakeEngine:
         num_done = len(self._outputs[request.request_id])
         if command == HOLD:
             return
-        if request.params.max_tokens == 0:
-            self._end(request.request_id, "length")
-            return
         if num_done == 2:
             if command == CRASH:
                 raise RuntimeError("scripted crash")
