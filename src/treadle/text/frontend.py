@@ -136,6 +136,8 @@ class Frontend:
         while True:
             for message in await self._channel.receive():
                 self._take(message)
+            # A channel that has more returns at once; others must get their turn all the same.
+            await asyncio.sleep(0)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
