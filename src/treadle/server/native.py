@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -26,6 +26,8 @@ from treadle.text.frontend import Frontend
 from treadle.text.intake import Accepted, check_number
 from treadle.text.sglang import GenerateRequest, Item, in_native_words
 from treadle.text.sglang_answer import AnswerShape, GenerateAnswer
+
+T = TypeVar("T")
 
 
 class AbortRequest(msgspec.Struct):
@@ -195,18 +197,25 @@ class Native:
                             yield member.first + part.index, shape
 
 
-async def merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
+async def merged(sources: list[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """What all of them yield, as it comes; none is asked for more than one ahead. Closes them."""
-    asked = {asyncio.ensure_future(anext(source)): source for source in sources}
+    asked: dict[asyncio.Future[T], AsyncGenerator[T, None]] = {}
+    ready: asyncio.Queue[asyncio.Future[T]] = asyncio.Queue()
+
+    def ask(source: AsyncGenerator[T, None]) -> None:
+        future = asyncio.ensure_future(anext(source))
+        asked[future] = source
+        future.add_done_callback(ready.put_nowait)
+
     try:
+        for source in sources:
+            ask(source)
         while asked:
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            for future in [future for future in asked if future in done]:
-                source = asked.pop(future)
-                with contextlib.suppress(StopAsyncIteration):
-                    yield future.result()
-                    # Only now: what was told must be taken before more is added to it.
-                    asked[asyncio.ensure_future(anext(source))] = source
+            future = await ready.get()
+            source = asked.pop(future)
+            with contextlib.suppress(StopAsyncIteration):
+                yield future.result()
+                ask(source)  # only now: what was told must be taken before more is added to it
     finally:
         for future in asked:
             future.cancel()
