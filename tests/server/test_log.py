@@ -107,7 +107,7 @@ def test_a_server_says_how_it_is_doing(start: Start) -> None:
     served = start("fake", "0", "512", *options).wait_ready()
     body = {"messages": [{"role": "user", "content": "the secret word"}], "max_tokens": 3}
     assert served.post("/v1/chat/completions", **body).status_code == 200
-    served.complete([script.SLOW, 1100], max_tokens=200, ignore_eos=True)
+    served.complete([script.SLOW, 1100], max_tokens=390, ignore_eos=True)
     served.read_until(r"(treadle: running 1, waiting 0, prompt .*)\n")
     served.read_until(r"\ntreadle: (idle)\n")
     line = served.read_until(r"\ntreadle: (chatcmpl-.*)\n")

@@ -31,6 +31,7 @@ from treadle.server.listen import url_of
 from treadle.server.load_log import RequestLog, StatsLog
 from treadle.server.log import adopt_libraries, say
 from treadle.server.metrics import Metrics
+from treadle.server.probes import Configuration
 from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
@@ -108,7 +109,8 @@ class _Server:
             announce=_say_progress,
             max_queued=launch.server.max_queued_requests,
         )
-        app = create_app(self._frontend, self._metrics)
+        configuration = Configuration(launch.settings, launch.server)
+        app = create_app(self._frontend, self._metrics, configuration)
         self._http = Http(HttpMetrics(app, self._metrics.registry), launch.server)
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
         self._hurry = asyncio.Event()

@@ -129,6 +129,8 @@ class Frontend:
         while True:
             for message in await self._channel.receive():
                 self._take(message)
+            # A channel that has more returns at once; others must get their turn all the same.
+            await asyncio.sleep(0)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -240,6 +242,10 @@ class Frontend:
         """
         tokenizer = self.text.tokenizer
         generates = fan_out(requests, request_id, cache_salt)
+        if any(generate.request_id in self._answers for generate in generates):
+            raise InvalidRequest(
+                f"a request with request_id {request_id!r} is running already", param="request_id"
+            )
         self._require_room(len(generates))
         inbox = _Inbox(len(generates))
         now = time.monotonic()
