@@ -19,13 +19,18 @@ from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
+    Done,
     Failed,
     Finish,
     FromEngine,
     Generate,
+    Pause,
     Progress,
     Ready,
+    ResetCache,
+    Resume,
     Stats,
+    Timings,
     ToEngine,
     TokenLogprob,
 )
@@ -34,6 +39,7 @@ EOS = 2
 VOCAB_SIZE = 49152
 WINDOW = 512
 KV_TOKENS = 400
+ROWS = 1024
 
 HOLD = 1000
 """Never a token, as in an endless prefill."""
@@ -53,12 +59,17 @@ BURST = 1007
 
 SLOW_TOKEN_S = 0.005
 
+TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=2.0)
+"""Every request's."""
+
 
 class FakeEngine:
     """Every request ends in one final Delta or one Failed."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, rows: int) -> None:
         self._window = window
+        self._rows = rows
+        self._num_steps = 0
         self._requests: dict[str, Generate] = {}
         self._outputs: dict[str, list[int]] = {}
         self._outbox: list[FromEngine] = []
@@ -67,10 +78,11 @@ class FakeEngine:
         self._seen: set[tuple[int, ...]] = set()
         self._cached: dict[str, int] = {}
         self._hits = 0
+        self._paused = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._outbox)
+        return bool(self._outbox or (self._requests and not self._paused))
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -79,12 +91,31 @@ class FakeEngine:
             case Abort(request_id):
                 self._end(request_id, "abort")
             case Bye():
+                self._paused = False
                 for request_id in list(self._requests):
                     self._end(request_id, "abort")
+            case Pause(call, mode):
+                if mode == "abort":
+                    for request_id in list(self._requests):
+                        self._end(request_id, "abort")
+                # Waiting for requests is for the real engine; here they stand still.
+                self._paused = True
+                self._outbox.append(Done(call, ok=mode != "wait" or not self._requests))
+            case Resume(call):
+                self._paused = False
+                self._outbox.append(Done(call, ok=True))
+            case ResetCache(call):
+                ok = not self._requests
+                if ok:
+                    self._seen.clear()
+                self._outbox.append(Done(call, ok=ok))
 
     def step(self) -> list[FromEngine]:
-        for request in list(self._requests.values()):
+        num_before = self._num_tokens
+        running = list(self._requests.values())[: self._rows]
+        for request in [] if self._paused else running:
             self._advance(request)
+        self._num_steps += self._num_tokens != num_before
         if any(request.prompt[0] in (SLOW, HOLD) for request in self._requests.values()):
             time.sleep(SLOW_TOKEN_S)
         outbox, self._outbox = self._outbox, []
@@ -99,19 +130,27 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             kv_capacity_tokens=KV_TOKENS,
             eos_token_ids=[EOS],
+            resolved={
+                "max_num_seqs": self._rows,
+                "block_size": 16,
+                "kv_dtype": "f32",
+                "num_blocks": [25],
+                "prefix_cache": "radix",
+            },
         )
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self._requests),
-            waiting=0,
+            running=min(len(self._requests), self._rows),
+            waiting=max(len(self._requests) - self._rows, 0),
             kv_usage=0.0,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_tokens,
             prefix_queries=self._num_prompt_tokens,
             prefix_hits=self._hits,
             preemptions=0,
-            steps=0,
+            steps=self._num_steps,
+            step_tokens=self._num_tokens,
         )
 
     def close(self) -> None: ...
@@ -126,6 +165,13 @@ class FakeEngine:
         self._seen.add(key)
         if request.prompt[0] == REFUSE_AT_ONCE:
             self._refuse(request)
+        elif request.params.prompt_logprobs is not None:
+            # In two parts, as a prompt computed in chunks is scored.
+            scores = self._prompt_scores(request)
+            for part in (scores[: len(scores) // 2], scores[len(scores) // 2 :]):
+                self._outbox.append(
+                    Delta(request_id=request.request_id, tokens=[], prompt_logprobs=part)
+                )
 
     def _advance(self, request: Generate) -> None:
         command = request.prompt[0]
@@ -147,9 +193,9 @@ class FakeEngine:
         params = request.params
         assert params.max_tokens is not None
         tokens: list[int] = []
-        finish: Finish | None = None
+        finish: Finish | None = "length" if params.max_tokens == 0 else None
         stop_token = None
-        for _ in range(num_tokens):
+        for _ in range(0 if finish else num_tokens):
             # Choices differ in where they begin.
             token = request.prompt[(len(output) + request.choice) % len(request.prompt)]
             tokens.append(token)
@@ -171,6 +217,7 @@ class FakeEngine:
                 finish=finish,
                 stop_token=stop_token,
                 cached_tokens=self._cached[request.request_id],
+                timings=TIMINGS if finish else None,
             )
         )
         if finish:
@@ -181,10 +228,22 @@ class FakeEngine:
         if num_top is None:
             return None
         value = float("-inf") if request.prompt[0] == UNLIKELY else -0.5
+        return [self._score(request, token, value, num_top) for token in tokens]
+
+    def _prompt_scores(self, request: Generate) -> list[TokenLogprob]:
+        """Minus the position, for every token but the first."""
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        first = max(request.params.prompt_logprobs_start, 1)
         return [
-            TokenLogprob(token, value, 1, [(token + i, value - i) for i in range(num_top)])
-            for token in tokens
+            self._score(request, request.prompt[at], -float(at), num_top)
+            for at in range(first, len(request.prompt))
         ]
+
+    def _score(self, request: Generate, token: int, value: float, num_top: int) -> TokenLogprob:
+        top = [(token + i, value - i) for i in range(num_top)]
+        asked = [(one, -one / 4) for one in request.params.logprob_token_ids or []]
+        return TokenLogprob(token, value, 1, top, asked)
 
     def _refuse(self, request: Generate) -> None:
         self._forget(request.request_id)
@@ -211,7 +270,8 @@ def build(settings: EngineSettings, path: Path, report: Callable[[Progress], Non
         signal.pause()
     if name == "break-while-loading":
         raise RuntimeError("scripted bug while loading")
-    return FakeEngine(settings.model.max_model_len or WINDOW)
+    rows = settings.schedule.max_num_seqs or ROWS
+    return FakeEngine(settings.model.max_model_len or WINDOW, rows)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_nulls_are_absent_fields(server: Served) -> None:
         ([], "messages"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"content": "x"}], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([*MESSAGES, {"role": 1, "content": "x"}], "messages[1].role"),
         (
@@ -155,7 +155,6 @@ def test_wrong_messages(server: Served, messages: Any, param: str) -> None:
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
-        ({"max_completion_tokens": 0}, "max_tokens"),
         ({"min_tokens": 401}, "min_tokens"),
     ],
 )

@@ -30,7 +30,7 @@ from treadle.wire.sampling_params import SamplingParams
         ("repetition_penalty", 0),
         ("seed", 2**64),
         ("seed", -(2**63) - 1),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("min_tokens", -1),
         ("logprobs", 21),
         ("stop", ""),

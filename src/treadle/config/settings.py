@@ -22,6 +22,8 @@ Isa = Literal["portable", "avx2", "avx512"]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
+Seconds = Annotated[float, Meta(ge=0)]
+NotEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,68 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
     ] = 8000
+    max_queued_requests: Annotated[
+        int,
+        Meta(description="Most answers waiting beyond those that run; more get 503.", ge=0),
+    ] = 4096
+    """Above what a batch job opens at once, or four requests for 1024 answers each. With prompts of
+    8,000 tokens it is about a gigabyte, and at one answer a second more than an hour of waiting."""
+    queue_timeout: Annotated[
+        Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
+    ] = None
+    watchdog_timeout: Annotated[
+        float,
+        Meta(description="Seconds without progress until the engine is stuck; 0: never.", ge=0),
+    ] = 300.0
+    shutdown_timeout: Annotated[
+        float, Meta(description="Seconds that running answers may take after SIGTERM.", ge=0)
+    ] = 10.0
+    http_timeout: Annotated[
+        float,
+        Meta(description="Seconds a client may take to send a head, or more of a body.", gt=0),
+    ] = 30.0
+    keep_alive_timeout: Annotated[
+        float, Meta(description="Seconds an idle connection is kept.", gt=0)
+    ] = 75.0
+    """Longer than the minute that proxies keep theirs: then it is they who close, and no request
+    meets a connection that is being closed."""
+    max_connections: Annotated[
+        AtLeastOne | None,
+        Meta(description="Most connections at once; by default what files allow."),
+    ] = None
+    metrics_names: Annotated[
+        Literal["vllm", "sglang", "both"], Meta(description="Whose names /metrics uses.")
+    ] = "vllm"
+    log_stats_interval: Annotated[
+        float, Meta(description="Seconds between log lines while busy; 0: none.", ge=0)
+    ] = 10.0
+    log_requests: Annotated[
+        bool, Meta(description="Log each answer's id, sizes, times and end; never its text.")
+    ] = False
+    api_key: Annotated[
+        list[NotEmpty],
+        Meta(description="A key that clients must send as a bearer token; more than one may do."),
+    ] = []
+    admin_api_key: Annotated[
+        NotEmpty | None,
+        Meta(description="The only key for what changes the server: aborting, pausing, flushing."),
+    ] = None
+    allowed_origins: Annotated[
+        list[NotEmpty],
+        Meta(description="A web page's origin that browsers may call from; '*' for any."),
+    ] = []
+    incremental_streaming_output: Annotated[
+        bool,
+        Meta(description="Stream what is new on /generate, in place of the answer so far."),
+    ] = False
+    health_generate_timeout: Annotated[
+        float,
+        Meta(description="Seconds in which /health_generate must see a token.", gt=0, le=3600),
+    ] = 20.0
+
+    def without_secrets(self) -> ServerSettings:
+        """The same without keys, to be shown."""
+        return msgspec.structs.replace(self, api_key=[], admin_api_key=None)
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +158,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+
+
+def server_settings(given: Mapping[str, object]) -> ServerSettings:
+    """The settings of these names; None means "not given". The error shows no value: it may be a
+    key."""
+    present = {name: value for name, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(present, ServerSettings)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        raise StartError(f"{path.rstrip('`')}: {reason[0].lower()}{reason[1:]}") from None
 
 
 def engine_settings(given: Mapping[str, object]) -> EngineSettings:

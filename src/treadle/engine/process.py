@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -38,6 +39,9 @@ EXIT_NOT_STARTED = 2
 
 EXIT_ORPHANED = 3
 """The parent is gone."""
+
+REAP_S = 5.0
+"""How long a killed process may take to end."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -88,10 +92,15 @@ class EngineProcess:
         threading.Thread(target=watch, name="engine-watch", daemon=True).start()
         return await ended
 
+    def dump_stacks(self) -> None:
+        """Have it write to standard error what each of its threads does, if it still can."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def terminate(self) -> None:
         """Kill at once, if it still lives, and reap."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # held by the kernel; init reaps it
+            self._process.wait(REAP_S)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -187,6 +196,7 @@ def serve(start: Start, build: Build) -> int:
 def run(load: Callable[[], Build]) -> int:
     """The process's life. `load` does the expensive imports, before the parent says what to do."""
     _obey_parent_only()
+    _tell_stacks()
     build = load()
     line = _read_line()
     if not line:
@@ -202,6 +212,12 @@ def _obey_parent_only() -> None:
     if sys.platform == "linux":
         # Holds even when this process is stopped or stuck; the lifeline covers the rest.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _tell_stacks() -> None:
+    """To standard error: when asked, and when the process crashes. Works while Python hangs."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
 
 
 def _read_line() -> bytes:

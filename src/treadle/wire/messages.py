@@ -6,7 +6,7 @@ aborted, or the engine dies. Tensors never travel here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,6 +29,8 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     """Index of this answer among the n of its prompt; part of the random key."""
     cache_salt: str = ""
     """KV is shared only between requests of the same salt."""
+    bad_words: list[list[int]] = []
+    """Token sequences that the answer must not hold; see SamplingParams.bad_words."""
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -41,8 +43,40 @@ class Bye(msgspec.Struct, tag=True):
     """Text side → engine: stop. Requests still running end with finish "abort"."""
 
 
+class Pause(msgspec.Struct, tag=True):
+    """Text side → engine: start no further step until Resume; requests may still arrive and wait.
+
+    "abort" ends every request first, "wait" lets those present end first, "keep" freezes them.
+    Answered by Done, with "wait" once the last has ended.
+    """
+
+    call: int
+    mode: Literal["abort", "wait", "keep"]
+
+
+class Resume(msgspec.Struct, tag=True):
+    """Text side → engine: go on after a Pause. Answered by Done."""
+
+    call: int
+
+
+class ResetCache(msgspec.Struct, tag=True):
+    """Text side → engine: forget every cached prefix. Answered by Done; not ok while requests hold
+    some of them."""
+
+    call: int
+
+
+class Done(msgspec.Struct, tag=True):
+    """Engine → text side: the Pause, Resume or ResetCache of this number has been carried out."""
+
+    call: int
+    ok: bool
+    """Whether it has; else nothing was changed."""
+
+
 class TokenLogprob(msgspec.Struct, array_like=True):
-    """Log-probabilities of one output token under the model's unmodified distribution."""
+    """Log-probabilities at one token's place under the model's unmodified distribution."""
 
     token: int
     logprob: float
@@ -50,6 +84,19 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     """1 for the most likely token."""
     top: list[tuple[int, float]]
     """The most likely (token id, log-probability), best first."""
+    asked: list[tuple[int, float]] = []
+    """Those of `logprob_token_ids`, in the order in which they were asked for."""
+
+
+class Timings(msgspec.Struct, array_like=True):
+    """Where the time of one request went, in seconds."""
+
+    queue_s: float
+    """From its arrival at the engine until it was first scheduled."""
+    prefill_s: float
+    """From then to its first token."""
+    decode_s: float
+    """From then to its last."""
 
 
 class Delta(msgspec.Struct, tag=True, kw_only=True):
@@ -61,9 +108,15 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
     """One per token when the request asked for them."""
     finish: Finish | None = None
     stop_token: int | None = None
-    """The stop_token_ids member that ended the answer; None for EOS and every other end."""
+    """The token that ended the answer, one of stop_token_ids or a further end token of the model;
+    None for the model's own EOS and every other end (vLLM's rule)."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the prefix cache when the request first started."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """The next prompt tokens scored, in order; they come in parts as the prompt is computed, and
+    all of them before the first token of the answer."""
+    timings: Timings | None = None
+    """With `finish`, when the request was scheduled at all."""
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
@@ -92,6 +145,8 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     vocab_size: int
     kv_capacity_tokens: int
     eos_token_ids: list[int]
+    resolved: dict[str, Any] = {}
+    """The settings in effect, by name; see config.resolve.Resolved."""
 
 
 class Stats(msgspec.Struct, tag=True, kw_only=True):
@@ -109,7 +164,10 @@ class Stats(msgspec.Struct, tag=True, kw_only=True):
     """Prompt tokens found there."""
     preemptions: int
     steps: int
+    step_tokens: int = 0
+    """Tokens computed in all steps: prompts without their cached part, and answers."""
+    paused: bool = False
 
 
-ToEngine = Generate | Abort | Bye
-FromEngine = Delta | Failed | Progress | Ready | Stats
+ToEngine = Generate | Abort | Bye | Pause | Resume | ResetCache
+FromEngine = Delta | Failed | Progress | Ready | Stats | Done

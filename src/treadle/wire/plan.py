@@ -31,6 +31,8 @@ class RowJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt ids, only for rows whose penalties depend on them."""
     output: list[int] | None = None
     """Output ids before a preemption, likewise."""
+    bad_words: list[list[int]] = []
+    """Token sequences that must not come about; `output` is there when some have several tokens."""
 
 
 class RowWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,15 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the last token's logits are wanted; exactly then one token is sampled."""
     output_index: int
     """Index of the sampled token in the answer; part of the random key."""
+    score_at: int = 0
+    """Position of the first token whose logits score a prompt token, the next one's."""
+    targets: list[int] = []
+    """The prompt tokens scored: those at score_at + 1 and on, one after another."""
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits: those that score, then the one that is sampled from."""
+        return len(self.targets) + self.sample
 
     @property
     def num_tokens(self) -> int:
@@ -67,3 +78,5 @@ class StepResult(msgspec.Struct, kw_only=True):
     step: int
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
+    scores: list[list[TokenLogprob]] = []
+    """One entry per RowWork with `targets`, in plan order."""
