@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 MAX_STEPS = 1_000_000
 """Passes through loop bodies and macros."""
 
-MAX_CHARS = 1 << 24
+MAX_CHARS = 1 << 25
 """Characters in a rendered prompt, and in any text made on the way."""
 
 MAX_MADE = 1 << 28
