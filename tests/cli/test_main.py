@@ -72,12 +72,15 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "threads": 5,
         "host": "::1",
         "port": 0,
+        "max_output_tokens": 100,
+        "max_answers": 7,
+        "enable_timings": True,
+        "trust_request_chat_template": True,
     }
-    arguments = [
-        part
-        for name, value in values.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    arguments: list[str] = []
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        arguments += [flag] if value is True else [flag, str(value)]
     assert run(["serve", "some.gguf", *arguments]) == 0
     engine, server = seen.pop()
     flat: dict[str, object] = {}

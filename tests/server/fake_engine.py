@@ -26,6 +26,7 @@ from treadle.wire.messages import (
     Progress,
     Ready,
     Stats,
+    Timings,
     ToEngine,
     TokenLogprob,
 )
@@ -53,6 +54,12 @@ BURST = 1007
 
 SLOW_TOKEN_S = 0.005
 
+TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=2.0)
+"""Every request's."""
+
+SCORED_PER_STEP = 3
+"""Prompt tokens."""
+
 
 class FakeEngine:
     """Every request ends in one final Delta or one Failed."""
@@ -61,6 +68,7 @@ class FakeEngine:
         self._window = window
         self._requests: dict[str, Generate] = {}
         self._outputs: dict[str, list[int]] = {}
+        self._num_scored: dict[str, int] = {}
         self._outbox: list[FromEngine] = []
         self._num_prompt_tokens = 0
         self._num_tokens = 0
@@ -119,6 +127,7 @@ class FakeEngine:
     def _accept(self, request: Generate) -> None:
         self._requests[request.request_id] = request
         self._outputs[request.request_id] = []
+        self._num_scored[request.request_id] = 1
         self._num_prompt_tokens += len(request.prompt)
         key = tuple(request.prompt)
         self._cached[request.request_id] = len(key) - 1 if key in self._seen else 0
@@ -130,7 +139,7 @@ class FakeEngine:
     def _advance(self, request: Generate) -> None:
         command = request.prompt[0]
         num_done = len(self._outputs[request.request_id])
-        if command == HOLD:
+        if command == HOLD or self._score(request):
             return
         if num_done == 2:
             if command == CRASH:
@@ -142,14 +151,25 @@ class FakeEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
         self._emit(request, 3 if command == BURST else 1)
 
+    def _score(self, request: Generate) -> bool:
+        """Score the next tokens of the prompt, and whether some are left."""
+        begin = self._num_scored[request.request_id]
+        if request.params.prompt_logprobs is None or begin >= len(request.prompt):
+            return False
+        end = self._num_scored[request.request_id] = begin + SCORED_PER_STEP
+        num_top = request.params.prompt_logprobs
+        scores = [self._scored(request, token, num_top) for token in request.prompt[begin:end]]
+        self._outbox.append(Delta(request_id=request.request_id, tokens=[], prompt_logprobs=scores))
+        return end < len(request.prompt)
+
     def _emit(self, request: Generate, num_tokens: int) -> None:
         output = self._outputs[request.request_id]
         params = request.params
         assert params.max_tokens is not None
         tokens: list[int] = []
-        finish: Finish | None = None
+        finish: Finish | None = "length" if params.max_tokens == 0 else None
         stop_token = None
-        for _ in range(num_tokens):
+        for _ in range(num_tokens if finish is None else 0):
             # Choices differ in where they begin.
             token = request.prompt[(len(output) + request.choice) % len(request.prompt)]
             tokens.append(token)
@@ -171,6 +191,7 @@ class FakeEngine:
                 finish=finish,
                 stop_token=stop_token,
                 cached_tokens=self._cached[request.request_id],
+                timings=TIMINGS if finish else None,
             )
         )
         if finish:
@@ -180,11 +201,13 @@ class FakeEngine:
         num_top = request.params.logprobs
         if num_top is None:
             return None
+        return [self._scored(request, token, num_top) for token in tokens]
+
+    def _scored(self, request: Generate, token: int, num_top: int) -> TokenLogprob:
         value = float("-inf") if request.prompt[0] == UNLIKELY else -0.5
-        return [
-            TokenLogprob(token, value, 1, [(token + i, value - i) for i in range(num_top)])
-            for token in tokens
-        ]
+        top = [(token + i, value - i) for i in range(num_top)]
+        asked = [(other, -30.0) for other in request.params.logprob_token_ids or ()]
+        return TokenLogprob(token, value, 1, top, asked)
 
     def _refuse(self, request: Generate) -> None:
         self._forget(request.request_id)

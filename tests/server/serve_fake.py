@@ -1,4 +1,5 @@
-"""`treadle serve` with the scripted engine and a short grace: NAME [PORT [WINDOW]]."""
+"""`treadle serve` with the scripted engine and a short grace:
+NAME [PORT [WINDOW [OPTION...]]]."""
 
 from __future__ import annotations
 
@@ -17,4 +18,4 @@ if __name__ == "__main__":
     serve.Launch = functools.partial(serve.Launch, grace_s=GRACE_S)  # type: ignore[misc,assignment]
     names = ("--served-model-name", "--port", "--max-model-len")
     options = [part for pair in zip(names, sys.argv[1:], strict=False) for part in pair]
-    sys.exit(main.run(["serve", *options]))
+    sys.exit(main.run(["serve", *options, *sys.argv[4:]]))

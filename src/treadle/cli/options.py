@@ -29,6 +29,7 @@ ENGINE_SECTIONS: tuple[type[msgspec.Struct], ...] = (
 _SCALARS: dict[type[types.Type], click.ParamType[Any]] = {
     types.StrType: click.STRING,
     types.FloatType: click.FLOAT,
+    types.BoolType: click.BOOL,
 }
 
 
@@ -38,7 +39,7 @@ def settings_options(
     """A decorator that adds an option for every field of the sections."""
     options = [
         click.option(
-            f"--{field.encode_name.replace('_', '-')}",
+            _flag(field),
             field.name,
             type=_click_type(_described(field)[1]),
             help=_described(field)[0],
@@ -56,6 +57,12 @@ def settings_options(
         return command
 
     return decorate
+
+
+def _flag(field: types.Field) -> str:
+    name = field.encode_name.replace("_", "-")
+    is_switch = isinstance(_described(field)[1], types.BoolType)
+    return f"--{name}/--no-{name}" if is_switch else f"--{name}"
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[types.Field, ...]:

@@ -19,10 +19,10 @@ from treadle.config.settings import (
 @click.command()
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
-def serve(model: str, host: str, port: int, **given: Any) -> int:
+def serve(model: str, **given: Any) -> int:
     """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
-    settings = engine_settings({"model": model, **given})
-    return run(settings, ServerSettings(host=host, port=port))
+    server = {name: given.pop(name) for name in ServerSettings.__struct_fields__}
+    return run(engine_settings({"model": model, **given}), ServerSettings(**server))
 
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:
@@ -45,6 +45,7 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
             names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
+            server=server,
         )
         return run_server(listener, launch)
     finally:

@@ -85,6 +85,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
     ] = 8000
+    max_output_tokens: Annotated[
+        AtLeastOne | None, Meta(description="Most tokens of one answer; by default what fits.")
+    ] = None
+    max_answers: Annotated[
+        int, Meta(description="Most answers to one request: prompts times n.", ge=1)
+    ] = 1024
+    enable_timings: Annotated[
+        bool, Meta(description="Say in every answer where its time went.")
+    ] = False
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="Let requests bring chat templates of their own.")
+    ] = False
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

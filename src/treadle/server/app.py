@@ -6,14 +6,17 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from treadle.config.settings import ServerSettings
 from treadle.errors import OverloadError, TreadleError
 from treadle.server.errors import JSON, on_bug, on_http_error, on_treadle_error
 from treadle.server.metrics import Metrics
 from treadle.server.openai import OpenAI
+from treadle.server.request_id import EchoRequestId
 from treadle.server.stream import ClientGone
 from treadle.text.frontend import Frontend
 
@@ -21,7 +24,7 @@ CLIENT_CLOSED = 499
 """For the record only: nobody is there to read it."""
 
 
-def create_app(frontend: Frontend, metrics: Metrics) -> Starlette:
+def create_app(frontend: Frontend, metrics: Metrics, settings: ServerSettings) -> Starlette:
     metrics.watch(lambda: frontend.stats)
 
     async def health(request: Request) -> Response:
@@ -43,8 +46,9 @@ def create_app(frontend: Frontend, metrics: Metrics) -> Starlette:
         routes=[
             Route("/health", health),
             Route("/metrics", exposition),
-            *OpenAI(frontend).routes(),
+            *OpenAI(frontend, settings).routes(),
         ],
+        middleware=[Middleware(EchoRequestId)],
         exception_handlers={
             TreadleError: on_treadle_error,
             HTTPException: on_http_error,

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import uvicorn
 
-from treadle.config.settings import EngineSettings
+from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
@@ -71,6 +71,7 @@ class Launch:
     locate: Callable[[], Path]
     """Finds the model's file; may download it, so it runs beside the event loop."""
     engine: EngineHandle
+    server: ServerSettings
     grace_s: float = GRACE_S
 
 
@@ -106,7 +107,7 @@ class _Server:
         self._frontend = Frontend(
             self._channel, launch.names, observer=metrics, announce=_say_progress
         )
-        self._http = _Http(_http_config(self._frontend, metrics))
+        self._http = _Http(_http_config(self._frontend, metrics, launch.server))
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
@@ -206,9 +207,9 @@ class _Server:
         hurry.cancel()
 
 
-def _http_config(frontend: Frontend, metrics: Metrics) -> uvicorn.Config:
+def _http_config(frontend: Frontend, metrics: Metrics, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(frontend, metrics),
+        create_app(frontend, metrics, settings),
         http="httptools",
         ws="none",
         lifespan="off",

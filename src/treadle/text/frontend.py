@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from treadle.errors import (
     EngineError,
+    InvalidRequest,
     OverloadError,
     PromptTooLong,
     RequestError,
@@ -114,6 +116,8 @@ class Frontend:
         self._observer = observer
         self._announce = announce
         self._answers: dict[str, _Answer] = {}
+        self._open_ids: set[str] = set()
+        self._serials = itertools.count()
         self._text: ModelText | None = None
         self._engine: Ready | None = None
         self._refusal: TreadleError | None = None
@@ -200,10 +204,15 @@ class Frontend:
     ) -> AsyncGenerator[list[ChoiceDelta], None]:
         """The answers to all prompts, n to each, as their parts arrive.
 
-        Close the iterator when nobody waits any more: that is what aborts.
+        Close the iterator when nobody waits any more: that is what aborts. Raises InvalidRequest
+        where a request of this id is being answered.
         """
+        if request_id in self._open_ids:
+            raise InvalidRequest(f"{request_id} is being answered already", param="request_id")
         tokenizer = self.text.tokenizer
-        generates = fan_out(requests, request_id, cache_salt)
+        # What is left of an earlier request of this id must not reach this one.
+        generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
+        self._open_ids.add(request_id)
         inbox = _Inbox(len(generates))
         now = time.monotonic()
         for index, generate in enumerate(generates):
@@ -214,6 +223,7 @@ class Frontend:
             while inbox.num_open:
                 yield await inbox.take()
         finally:
+            self._open_ids.discard(request_id)
             self._abandon([generate.request_id for generate in generates])
 
     def _require_ready(self) -> tuple[ModelText, Ready]:

@@ -20,7 +20,7 @@ _SEED_BITS = 64
 
 
 MAX_ANSWERS = 1024
-"""Prompts times n of one call: what one client may queue at a stroke."""
+"""Prompts times n of one call: what one client may queue at a stroke, unless the server says."""
 
 MAX_SALT_CHARS = 1024
 """vLLM's limit."""
@@ -109,11 +109,11 @@ def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingPara
     return params
 
 
-def check_number(num_prompts: int, n: int) -> None:
+def check_number(num_prompts: int, n: int, most: int = MAX_ANSWERS) -> None:
     """Raise InvalidRequest where an HTTP request asks for more answers than one may."""
-    if num_prompts * n > MAX_ANSWERS:
+    if num_prompts * n > most:
         raise InvalidRequest(
             f"{num_prompts} prompts with n = {n} ask for {num_prompts * n} answers; one request may"
-            f" ask for {MAX_ANSWERS}",
-            param="n" if num_prompts <= MAX_ANSWERS else "prompt",
+            f" ask for {most}",
+            param="n" if num_prompts <= most else "prompt",
         )

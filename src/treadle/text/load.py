@@ -46,6 +46,14 @@ class ModelText:
             raise InvalidRequest("this model has no chat template: it takes prompts, not messages")
         return self.template
 
+    def template_of(self, source: str) -> ChatTemplate:
+        """A template that did not come with the model."""
+        if self.template is not None:
+            return self.template.with_source(source)
+        ids = (self.tokenizer.bos_id, min(self.tokenizer.eos_ids, default=None))
+        bos, eos = ("" if token is None else self.tokenizer.token_text(token) for token in ids)
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+
 
 def load_text(path: Path, *, with_defaults: bool = True) -> ModelText:
     """Read the text side of a GGUF file or a model directory; no weights are touched.
