@@ -169,7 +169,7 @@ class FakeEngine:
         tokens: list[int] = []
         finish: Finish | None = "length" if params.max_tokens == 0 else None
         stop_token = None
-        for _ in range(num_tokens if finish is None else 0):
+        for _ in range(0 if finish else num_tokens):
             # Choices differ in where they begin.
             token = request.prompt[(len(output) + request.choice) % len(request.prompt)]
             tokens.append(token)
