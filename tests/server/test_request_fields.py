@@ -161,3 +161,31 @@ def test_the_servers_own_limits(start: Start) -> None:
         assert "template" in response.json()["error"]["message"]
     refused = templated("{{ raise_exception('roles must alternate') }}")
     assert "roles must alternate" in refused.json()["error"]["message"]
+
+
+def test_prompts_at_the_edge_of_the_window(start: Start) -> None:
+    server = start("fake", "0", "64").wait_ready()
+    for num_prompt, max_tokens in ((60, 10), (64, 16), (65, 16), (10_000, 16)):
+        response = server.complete([1100] * num_prompt, max_tokens=max_tokens)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["type"] == "invalid_request_error"
+        for number in (64, num_prompt, max_tokens):
+            assert re.search(rf"\b{number}\b", error["message"])
+    assert server.complete([1100] * 60, max_tokens=4).status_code == 200
+
+    def chat(num_words: int) -> httpx.Response:
+        return server.post(CHAT, messages=[{"role": "user", "content": " a" * num_words}])
+
+    around = chat(1).json()["usage"]["prompt_tokens"] - 1
+    answer = chat(63 - around).json()
+    assert answer["usage"] == {
+        "prompt_tokens": 63,
+        "completion_tokens": 1,
+        "total_tokens": 64,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert chat(64 - around).json()["error"]["code"] == "context_length_exceeded"
+    [model] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert model["max_model_len"] == 64
