@@ -187,6 +187,8 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"priority": 1}, "priority"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"lora_path": "x"}, "lora_path"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"typical_p": 0.5}, "typical_p"),
     ],
 )
 def test_wrong_fields(server: Served, fields: dict[str, Any], param: str) -> None:
@@ -207,6 +209,7 @@ def test_wrong_fields(server: Served, fields: dict[str, Any], param: str) -> Non
         {"use_beam_search": False},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"spaces_between_special_tokens": True, "length_penalty": 1.0},
+        {"mirostat": 0, "typical_p": 1.0, "dry_multiplier": 0.0, "xtc_probability": 0},
     ],
 )
 def test_harmless_fields(server: Served, fields: dict[str, Any]) -> None:

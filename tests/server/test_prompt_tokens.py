@@ -199,7 +199,8 @@ def test_truncation_to_the_window(server: Served) -> None:
 
 
 def test_only_cut_prompts_say_so(server: Served) -> None:
-    assert server.complete("a b").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    usage = server.complete("a b").json()["usage"]
+    assert set(usage["prompt_tokens_details"]) == {"cached_tokens"}
 
 
 def test_too_long_to_be_cut(server: Served) -> None:

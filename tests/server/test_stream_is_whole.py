@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,18 @@ def test_completions(server: Served, text: ModelText) -> None:
         assert_equal(stream, expected, ignoring="timings")
 
     check()
+
+
+@pytest.mark.parametrize("field", [{"logprobs": 1}, {"return_token_ids": True}])
+def test_tokens_without_text_are_told(
+    server: Served, text: ModelText, field: dict[str, Any]
+) -> None:
+    """They arrive one by one, and most of them are a part of a character."""
+    ids = [script.SLOW, *text.tokenizer.encode("漢😀x漢")]
+    body = {"prompt": ids, "max_tokens": 2 * len(ids) - 1, **field}
+    stream = streamed(server, PATH, **body)
+    assert stream["choices"][0]["chunks"] > len(ids)
+    assert_equal(stream, whole(server, PATH, **body))
 
 
 def test_chats(server: Served) -> None:

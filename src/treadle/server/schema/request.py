@@ -27,7 +27,8 @@ class ResponseFormat(msgspec.Struct):
 
 
 class Refused(msgspec.Struct, kw_only=True):
-    """Fields that would change the answer and are not implemented."""
+    """Fields that would change the answer and are not implemented; what asks for nothing is their
+    default."""
 
     suffix: Any = None
     tools: Any = None
@@ -59,12 +60,20 @@ class Refused(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     session_params: Any = None
     return_hidden_states: Any = None
+    mirostat: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    dynatemp_range: Any = None
+    typical_p: Any = 1
 
     def refuse(self) -> None:
         """Raise InvalidRequest for a field that would be dropped without a word."""
-        for name in Refused.__struct_fields__:
-            if getattr(self, name) not in (None, False, "", [], {}):
+        for name, nothing in _REFUSED:
+            if getattr(self, name) not in (nothing, None, False, "", [], {}):
                 raise unsupported(name)
+
+
+_REFUSED = [(field.name, field.default) for field in msgspec.structs.fields(Refused)]
 
 
 class GenerationRequest(Refused, kw_only=True):
