@@ -19,12 +19,16 @@ from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
+    Done,
     Failed,
     Finish,
     FromEngine,
     Generate,
+    Pause,
     Progress,
     Ready,
+    ResetCache,
+    Resume,
     Stats,
     Timings,
     ToEngine,
@@ -57,9 +61,6 @@ SLOW_TOKEN_S = 0.005
 TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=2.0)
 """Every request's."""
 
-SCORED_PER_STEP = 3
-"""Prompt tokens."""
-
 
 class FakeEngine:
     """Every request ends in one final Delta or one Failed."""
@@ -68,17 +69,17 @@ class FakeEngine:
         self._window = window
         self._requests: dict[str, Generate] = {}
         self._outputs: dict[str, list[int]] = {}
-        self._num_scored: dict[str, int] = {}
         self._outbox: list[FromEngine] = []
         self._num_prompt_tokens = 0
         self._num_tokens = 0
         self._seen: set[tuple[int, ...]] = set()
         self._cached: dict[str, int] = {}
         self._hits = 0
+        self._paused = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._outbox)
+        return bool(self._outbox or (self._requests and not self._paused))
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -87,11 +88,27 @@ class FakeEngine:
             case Abort(request_id):
                 self._end(request_id, "abort")
             case Bye():
+                self._paused = False
                 for request_id in list(self._requests):
                     self._end(request_id, "abort")
+            case Pause(call, mode):
+                if mode == "abort":
+                    for request_id in list(self._requests):
+                        self._end(request_id, "abort")
+                # Waiting for requests is for the real engine; here they stand still.
+                self._paused = True
+                self._outbox.append(Done(call, ok=mode != "wait" or not self._requests))
+            case Resume(call):
+                self._paused = False
+                self._outbox.append(Done(call, ok=True))
+            case ResetCache(call):
+                ok = not self._requests
+                if ok:
+                    self._seen.clear()
+                self._outbox.append(Done(call, ok=ok))
 
     def step(self) -> list[FromEngine]:
-        for request in list(self._requests.values()):
+        for request in [] if self._paused else list(self._requests.values()):
             self._advance(request)
         if any(request.prompt[0] in (SLOW, HOLD) for request in self._requests.values()):
             time.sleep(SLOW_TOKEN_S)
@@ -107,6 +124,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             kv_capacity_tokens=KV_TOKENS,
             eos_token_ids=[EOS],
+            resolved={"kv_dtype": "f32"},
         )
 
     def stats(self) -> Stats:
@@ -127,7 +145,6 @@ class FakeEngine:
     def _accept(self, request: Generate) -> None:
         self._requests[request.request_id] = request
         self._outputs[request.request_id] = []
-        self._num_scored[request.request_id] = 1
         self._num_prompt_tokens += len(request.prompt)
         key = tuple(request.prompt)
         self._cached[request.request_id] = len(key) - 1 if key in self._seen else 0
@@ -135,11 +152,18 @@ class FakeEngine:
         self._seen.add(key)
         if request.prompt[0] == REFUSE_AT_ONCE:
             self._refuse(request)
+        elif request.params.prompt_logprobs is not None:
+            # In two parts, as a prompt computed in chunks is scored.
+            scores = self._prompt_scores(request)
+            for part in (scores[: len(scores) // 2], scores[len(scores) // 2 :]):
+                self._outbox.append(
+                    Delta(request_id=request.request_id, tokens=[], prompt_logprobs=part)
+                )
 
     def _advance(self, request: Generate) -> None:
         command = request.prompt[0]
         num_done = len(self._outputs[request.request_id])
-        if command == HOLD or self._score(request):
+        if command == HOLD:
             return
         if num_done == 2:
             if command == CRASH:
@@ -150,17 +174,6 @@ class FakeEngine:
             if command == DIE:
                 os.kill(os.getpid(), signal.SIGKILL)
         self._emit(request, 3 if command == BURST else 1)
-
-    def _score(self, request: Generate) -> bool:
-        """Score the next tokens of the prompt, and whether some are left."""
-        begin = self._num_scored[request.request_id]
-        if request.params.prompt_logprobs is None or begin >= len(request.prompt):
-            return False
-        end = self._num_scored[request.request_id] = begin + SCORED_PER_STEP
-        num_top = request.params.prompt_logprobs
-        scores = [self._scored(request, token, num_top) for token in request.prompt[begin:end]]
-        self._outbox.append(Delta(request_id=request.request_id, tokens=[], prompt_logprobs=scores))
-        return end < len(request.prompt)
 
     def _emit(self, request: Generate, num_tokens: int) -> None:
         output = self._outputs[request.request_id]
@@ -201,12 +214,23 @@ class FakeEngine:
         num_top = request.params.logprobs
         if num_top is None:
             return None
-        return [self._scored(request, token, num_top) for token in tokens]
-
-    def _scored(self, request: Generate, token: int, num_top: int) -> TokenLogprob:
         value = float("-inf") if request.prompt[0] == UNLIKELY else -0.5
+        return [self._score(request, token, value, num_top) for token in tokens]
+
+    def _prompt_scores(self, request: Generate) -> list[TokenLogprob]:
+        """Minus the position, for every token but the first."""
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        first = max(request.params.prompt_logprobs_start, 1)
+        lowest = float("-inf") if request.prompt[0] == UNLIKELY else 0.0
+        return [
+            self._score(request, request.prompt[at], lowest or -float(at), num_top)
+            for at in range(first, len(request.prompt))
+        ]
+
+    def _score(self, request: Generate, token: int, value: float, num_top: int) -> TokenLogprob:
         top = [(token + i, value - i) for i in range(num_top)]
-        asked = [(other, -30.0) for other in request.params.logprob_token_ids or ()]
+        asked = [(one, -one / 4) for one in request.params.logprob_token_ids or []]
         return TokenLogprob(token, value, 1, top, asked)
 
     def _refuse(self, request: Generate) -> None:

@@ -41,12 +41,13 @@ def test_echo_with_logprobs(
     assert choice["finish_reason"] == "length"
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == spellings(text, answer)
-    assert logprobs["token_logprobs"] == [None] + [-0.5] * (len(answer) - 1)
+    values = [-float(at) for at in range(1, len(ids))] + [-0.5] * max_tokens
+    assert logprobs["token_logprobs"] == [None, *values]
     assert logprobs["top_logprobs"][0] is None
-    for token, top in zip(answer[1:], logprobs["top_logprobs"][1:], strict=True):
-        likely = spellings(text, [token, token + 1])
-        assert set(top) == set(likely)
-        assert top[likely[0]] == -0.5
+    tops = logprobs["top_logprobs"][1:]
+    for token, value, top in zip(answer[1:], values, tops, strict=True):
+        mine, other = spellings(text, [token, token + 1])
+        assert top == {other: value - 1, mine: value}
     for position, offset in enumerate(logprobs["text_offset"]):
         before = b"".join(map(text.tokenizer.token_bytes, answer[:position]))
         assert offset == len(before.decode("utf-8", "ignore"))
@@ -83,19 +84,20 @@ def test_prompt_logprobs(server: Served, text: ModelText) -> None:
         assert first is None
         assert others == [
             {
-                str(token): {"logprob": -0.5, "rank": 1, "decoded_token": spelling},
+                str(token): {"logprob": -float(at), "rank": 1, "decoded_token": spelling},
                 str(token + 1): {
-                    "logprob": -1.5,
+                    "logprob": -float(at) - 1,
                     "rank": 2,
                     "decoded_token": text.tokenizer.token_text(token + 1),
                 },
                 str(asked): {
-                    "logprob": -30.0,
+                    "logprob": -asked / 4,
                     "rank": None,
                     "decoded_token": text.tokenizer.token_text(asked),
                 },
             }
-            for token, spelling in zip(ids[1:], spellings(text, ids[1:]), strict=True)
+            for at, (token, spelling) in enumerate(zip(ids, spellings(text, ids), strict=True))
+            if at
         ]
 
 
@@ -152,7 +154,7 @@ def test_ids_asked_for(server: Served, text: ModelText) -> None:
     body = {"max_tokens": 1, "logprob_token_ids": [70, 1100]}
     logprobs = only(server, [1100], logprobs=0, **body)["logprobs"]
     mine, other = spellings(text, [1100, 70])
-    assert logprobs["top_logprobs"] == [{mine: -0.5, other: -30.0}]
+    assert logprobs["top_logprobs"] == [{mine: -0.5, other: -70 / 4}]
     answer = server.post(CHAT, messages=MESSAGES, logprobs=True, **body).json()
     [entry] = answer["choices"][0]["logprobs"]["content"]
     assert [one["token"] for one in entry["top_logprobs"]] == [other, mine]

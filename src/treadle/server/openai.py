@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from treadle import __version__
 from treadle.config.settings import ServerSettings
@@ -25,12 +24,12 @@ from treadle.server.answers import Shape
 from treadle.server.body import decode, read_body
 from treadle.server.chat_shape import ChatShape
 from treadle.server.completion_shape import CompletionShape
-from treadle.server.errors import JSON
 from treadle.server.exchange import Exchange, Kind, Label
 from treadle.server.prompts import Prompt, encode_prompts, prompts_of, render_chat
-from treadle.server.schema.answer import ModelCard, ModelList
-from treadle.server.schema.chat import ChatRequest
-from treadle.server.schema.completions import CompletionRequest
+from treadle.server.route import Endpoint, json_response
+from treadle.server.schema.answer import Answer, ModelCard, ModelList
+from treadle.server.schema.chat import ChatChoice, ChatRequest
+from treadle.server.schema.completions import CompletionChoice, CompletionRequest
 from treadle.text.frontend import Frontend
 from treadle.text.intake import Accepted, check_number
 from treadle.text.load import ModelText
@@ -48,21 +47,47 @@ class OpenAI:
         self._completion = msgspec.json.Decoder(CompletionRequest)
         self._chat = msgspec.json.Decoder(ChatRequest)
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-            Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/v1/chat/completions", self._chats, methods=["POST"]),
+            Endpoint(
+                "/v1/models", self._models, "The served model.", answer=ModelList, errors=(503,)
+            ),
+            Endpoint(
+                "/v1/models/{model:path}",
+                self._model,
+                "The served model, by a name of its.",
+                answer=ModelCard,
+                errors=(404, 503),
+            ),
+            Endpoint(
+                "/v1/completions",
+                self._completions,
+                "Continue prompts.",
+                methods=("POST",),
+                body=CompletionRequest,
+                answer=Answer[CompletionChoice],
+                streams=True,
+                errors=(404,),
+            ),
+            Endpoint(
+                "/v1/chat/completions",
+                self._chats,
+                "Answer a chat.",
+                methods=("POST",),
+                body=ChatRequest,
+                answer=Answer[ChatChoice],
+                streams=True,
+                errors=(404,),
+            ),
         ]
 
     async def _models(self, request: Request) -> Response:
         del request
-        return _json(ModelList([self._card()]))
+        return json_response(ModelList([self._card()]))
 
     async def _model(self, request: Request) -> Response:
         self._require_served(request.path_params["model"])
-        return _json(self._card())
+        return json_response(self._card())
 
     async def _completions(self, http: Request) -> Response:
         request = decode(self._completion, await read_body(http))
@@ -153,7 +178,3 @@ class OpenAI:
     def _card(self) -> ModelCard:
         window = self._frontend.window.max_model_len
         return ModelCard(self._frontend.name, self._started, window)
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type=JSON)

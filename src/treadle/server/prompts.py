@@ -72,7 +72,7 @@ def render_chat(frontend: Frontend, request: ChatRequest, *, trusted: bool) -> P
         raise InvalidRequest("messages is an empty list", param="messages")
     template = _template(frontend, request, trusted=trusted)
     text = template.render(
-        [_message(message, at) for at, message in enumerate(request.messages)],
+        [template_message(message, at) for at, message in enumerate(request.messages)],
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message is True,
         **_variables(request),
@@ -80,6 +80,21 @@ def render_chat(frontend: Frontend, request: ChatRequest, *, trusted: bool) -> P
     # The template writes the model's special tokens itself.
     special = request.add_special_tokens is True
     return _cut(frontend, request, _encode(frontend, request, text, special=special))
+
+
+def template_message(message: ChatMessage, index: int) -> dict[str, Any]:
+    """The message as templates expect it: fields that are there, calls with their arguments as
+    objects. An assistant that calls tools may say nothing; that is empty text, however spelt."""
+    where = f"messages[{index}]"
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    if message.content is None:
+        if message.role != "assistant" or not message.tool_calls:
+            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+        plain["content"] = ""
+    if message.tool_calls:
+        places = (f"{where}.tool_calls[{at}]" for at in range(len(message.tool_calls)))
+        plain["tool_calls"] = list(map(_tool_call, message.tool_calls, places))
+    return plain
 
 
 def _complete_prompt(
@@ -174,21 +189,6 @@ def _variables(request: ChatRequest) -> dict[str, Any]:
             )
         variables[name] = value
     return variables
-
-
-def _message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """The message as templates expect it: fields that are there, calls with their arguments as
-    objects. An assistant that calls tools may say nothing; that is empty text, however spelt."""
-    where = f"messages[{index}]"
-    plain: dict[str, Any] = msgspec.to_builtins(message)
-    if message.content is None:
-        if message.role != "assistant" or not message.tool_calls:
-            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-        plain["content"] = ""
-    if message.tool_calls:
-        places = (f"{where}.tool_calls[{at}]" for at in range(len(message.tool_calls)))
-        plain["tool_calls"] = list(map(_tool_call, message.tool_calls, places))
-    return plain
 
 
 def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:

@@ -138,6 +138,8 @@ class Frontend:
         while True:
             for message in await self._channel.receive():
                 self._take(message)
+            # A channel that has more returns at once; others must get their turn all the same.
+            await asyncio.sleep(0)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -243,7 +245,9 @@ class Frontend:
         where a request of this id is being answered.
         """
         if request_id in self._open_ids:
-            raise InvalidRequest(f"{request_id} is being answered already", param="request_id")
+            raise InvalidRequest(
+                f"a request with request_id {request_id!r} is running already", param="request_id"
+            )
         tokenizer = self.text.tokenizer
         # What is left of an earlier request of this id must not reach this one.
         generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
