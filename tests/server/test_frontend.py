@@ -103,7 +103,7 @@ Test = Callable[[World], Coroutine[Any, Any, None]]
 def play(text: ModelText, test: Test, *, ready: bool = True) -> None:
     async def run() -> None:
         world = World(text)
-        receiving = asyncio.create_task(world.frontend.run())
+        receiving = asyncio.create_task(world.frontend.run(world.wire))
         if ready:
             world.frontend.set_text(text)
             await world.wire.deliver(READY)

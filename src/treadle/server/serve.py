@@ -111,7 +111,7 @@ class _Server:
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
         self._engine = self._spawn(self._follow_engine())
-        self._others = [self._spawn(self._frontend.run()), self._spawn(self._start())]
+        self._others = [self._spawn(self._frontend.run(self._channel)), self._spawn(self._start())]
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()

@@ -32,6 +32,9 @@ class Accepted:
 
     prompt: list[int]
     params: SamplingParams
+    bad_words: list[list[int]] = dataclasses.field(default_factory=list)
+    cache_salt: str | None = None
+    """Where set, in place of the call's."""
 
 
 def check(
@@ -48,21 +51,25 @@ def check(
             raise InvalidRequest(
                 f"prompt holds {token}; token ids run from 0 to {vocab_size - 1}", param="prompt"
             )
-    return Accepted(prompt, params)
+    if params.prompt_logprobs_start > len(prompt):
+        raise InvalidRequest(
+            f"scoring cannot start at token {params.prompt_logprobs_start}; the prompt has"
+            f" {len(prompt)}",
+            param="prompt_logprobs_start",
+        )
+    return Accepted(prompt, params, _spellings(params.bad_words or [], tokenizer))
 
 
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
     """One Generate per prompt and choice, in the order of the choices' indices.
 
-    Raises InvalidRequest where the salt is no text, or too long.
+    Raises InvalidRequest where a salt is no text, or too long.
     """
-    if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
-        raise InvalidRequest(
-            f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters", param="cache_salt"
-        )
     generates: list[Generate] = []
     for request in requests:
         params = request.params
+        salt = cache_salt if request.cache_salt is None else request.cache_salt
+        _check_salt(salt)
         drawn = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         first = len(generates)
         generates += (
@@ -72,11 +79,33 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
                 params=msgspec.structs.replace(params, n=1),
                 seed=drawn % 2**_SEED_BITS,
                 choice=choice,
-                cache_salt=cache_salt,
+                cache_salt=salt,
+                bad_words=request.bad_words,
             )
             for choice in range(params.n)
         )
     return generates
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str) or len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters", param="cache_salt"
+        )
+
+
+def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Each word's tokens within a text, and those behind a space, where that is one token sequence
+    more of the same length (vLLM's rule)."""
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip() or word
+        inner = tokenizer.encode(bare, add_special=False)
+        spaced = tokenizer.encode(" " + bare, add_special=False)
+        found.append(inner)
+        if spaced[0] != inner[0] and len(spaced) == len(inner):
+            found.append(spaced)
+    return found
 
 
 def _end_turns(params: SamplingParams, engine: Ready, tokenizer: Tokenizer) -> SamplingParams:
