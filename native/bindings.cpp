@@ -31,7 +31,7 @@ std::vector<const T*> all_at(const std::vector<Address>& addresses) {
 // A backend with what Python asks of it directly.
 struct Handle {
   Handle(const std::string& isa, int threads)
-      : backend(std::make_shared<Backend>(isa, threads)), sampler(backend->kernels) {}
+      : backend(make_backend(isa, threads)), sampler(backend->kernels) {}
 
   std::shared_ptr<Backend> backend;
   Sampler sampler;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
@@ -199,26 +200,22 @@ class _Bar:
     """Shows how many answers are complete, and the tokens per second; on a terminal only."""
 
     def __init__(self, wanted: bool | Callable[..., Any], total: int) -> None:
-        make = wanted if callable(wanted) else tqdm
-        # disable=None: unless standard error is a terminal.
-        self._bar = make(
-            total=total,
-            desc="answers",
-            unit="answer",
-            dynamic_ncols=True,
-            disable=None if wanted else True,
-        )
+        self._bar: Any = None
         self._num_tokens = 0
+        if wanted and sys.stderr is not None and sys.stderr.isatty():
+            make = wanted if callable(wanted) else tqdm
+            self._bar = make(total=total, desc="answers", unit="answer", dynamic_ncols=True)
 
     def __enter__(self) -> _Bar:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def add(self, part: ChoiceDelta) -> None:
         self._num_tokens += len(part.token_ids)
-        if part.finish_reason is not None and not self._bar.disable:
-            elapsed = self._bar.format_dict["elapsed"]
-            self._bar.set_postfix_str(f"{self._num_tokens / max(elapsed, 1e-9):.1f} tok/s", False)
+        if self._bar is not None and part.finish_reason is not None:
+            speed = self._num_tokens / max(self._bar.format_dict["elapsed"], 1e-9)
+            self._bar.set_postfix_str(f"{speed:.1f} tok/s", refresh=False)
             self._bar.update()
