@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
 #include "program.hpp"
 #include "sampling.hpp"
@@ -255,6 +256,8 @@ void bind_sampling(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A forked child exits with what the parent's threads held: that is no leak of ours.
+  pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   m.def("variants", &runnable_variants);
   m.def(
       "packed_bytes",

@@ -89,6 +89,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """The engine's gauges and counters, under vLLM's names; at most a second old."""
+        self._session.require_open()
         return metrics_of(self._frontend.stats)
 
     def reset_prefix_cache(self) -> bool:

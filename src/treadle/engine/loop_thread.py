@@ -21,7 +21,9 @@ T = TypeVar("T")
 class LoopThread:
     """What was begun here has ended when the thread ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, require_open: Callable[[], None]) -> None:
+        """`require_open` raises where nothing can be run any more."""
+        self._require_open = require_open
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._awaited: set[Future[Any]] = set()
@@ -34,6 +36,7 @@ class LoopThread:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine and wait for it; it is cancelled if the caller is interrupted."""
+        self._require_open()
         outcome: Future[T] = Future()
         self._awaited.add(outcome)
         try:

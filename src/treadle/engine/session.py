@@ -99,7 +99,7 @@ class Session:
         self.require_open()
         with self._lock:
             if self._loop is None:
-                self._loop = LoopThread()
+                self._loop = LoopThread(self.require_open)
             return self._loop
 
     def everywhere(self, act: Callable[[Frontend], object]) -> None:
