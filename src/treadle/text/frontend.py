@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from treadle.errors import (
     EngineError,
+    InvalidRequest,
     OverloadError,
     PromptTooLong,
     RequestError,
@@ -134,6 +135,8 @@ class Frontend:
         """Take in what the engine sends, for ever."""
         while True:
             self.take(await channel.receive())
+            # A channel that has more returns at once; others must get their turn all the same.
+            await asyncio.sleep(0)
 
     def take(self, messages: Sequence[FromEngine]) -> None:
         """Take in what the engine sent; consumers wake."""
@@ -244,6 +247,10 @@ class Frontend:
         """
         tokenizer = self.text.tokenizer
         generates = fan_out(requests, request_id, cache_salt)
+        if any(generate.request_id in self._answers for generate in generates):
+            raise InvalidRequest(
+                f"a request with request_id {request_id!r} is running already", param="request_id"
+            )
         inbox = _Inbox(len(generates))
         now = time.monotonic()
         for index, generate in enumerate(generates):
