@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from treadle.engine.async_llm import AsyncLLM
     from treadle.engine.llm import LLM
     from treadle.engine.outputs import RequestOutput
+    from treadle.engine.sglang import Engine
     from treadle.wire.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "Engine",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -28,6 +30,7 @@ __all__ = [
 _MODULES = {
     "LLM": "engine.llm",
     "AsyncLLM": "engine.async_llm",
+    "Engine": "engine.sglang",
     "RequestOutput": "engine.outputs",
     "RequestOutputKind": "wire.sampling_params",
     "SamplingParams": "wire.sampling_params",
