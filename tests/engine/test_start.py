@@ -148,7 +148,7 @@ def test_every_end_that_a_file_names(whole: Path, generation_config: str) -> Non
             (answer,) = llm.generate([[9, 10]], SamplingParams(**forced))[0].outputs
             assert (answer.finish_reason, answer.token_ids, answer.text) == ("stop", [end], "")
             # What ends a turn by its spelling alone counts as a stop token.
-            assert answer.stop_reason == (end if end == EOS_OF_TOKENIZER else None)
+            assert answer.stop_reason == (None if end == EOS_OF_CONFIG else end)
             ignoring = SamplingParams(**forced, ignore_eos=True)
             (answer,) = llm.generate([[9, 10]], ignoring)[0].outputs
             assert (answer.finish_reason, answer.token_ids) == ("length", [end] * 4)
