@@ -113,7 +113,7 @@ Test = Callable[[World], Coroutine[Any, Any, None]]
 def play(text: ModelText, test: Test, *, ready: bool = True) -> None:
     async def run() -> None:
         world = World(text)
-        receiving = asyncio.create_task(world.frontend.run())
+        receiving = asyncio.create_task(world.frontend.run(world.wire))
         if ready:
             world.frontend.set_text(text)
             await world.wire.deliver(READY)
@@ -366,7 +366,7 @@ def test_others_get_their_turn_while_messages_pile_up() -> None:
     async def play() -> None:
         flood = Flood()
         frontend = Frontend(flood, ["m"], observer=Record(), announce=lambda progress: None)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(flood))
         for _ in range(10):
             await asyncio.sleep(0)
         assert 5 < flood.num_received < 20
@@ -382,7 +382,7 @@ def test_an_id_in_flight_is_refused(text: ModelText) -> None:
         wire = Wire()
         frontend = Frontend(wire, ["m"], observer=Record(), announce=lambda progress: None)
         frontend.set_text(text)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(wire))
         await wire.deliver(READY)
         accepted = frontend.check([5], SamplingParams())
         first = frontend.generate([accepted], request_id="same")

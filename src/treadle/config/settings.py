@@ -5,6 +5,7 @@ Field descriptions are the command line's help texts: each field becomes one opt
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -184,7 +185,9 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
     }
     for name, value in given.items():
         if name not in places:
-            raise StartError(f"there is no setting {name!r}")
+            close = difflib.get_close_matches(name, places, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise StartError(f"there is no setting {name!r}{hint}")
         if value is not None:
             sections.setdefault(places[name], {})[name] = value
     try:

@@ -28,7 +28,7 @@ from treadle.text.load import ModelText
 from treadle.text.observe import EndReason, Observer, PromptTally, Watch
 from treadle.text.output import AnswerText
 from treadle.text.tokenizer import Tokenizer
-from treadle.wire.channel import Channel
+from treadle.wire.channel import Channel, Sender
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -98,7 +98,7 @@ class Frontend:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Sender,
         names: Sequence[str],
         *,
         observer: Observer,
@@ -124,13 +124,17 @@ class Frontend:
         self._settled = asyncio.Event()
         self._longest_token_bytes = 0
 
-    async def run(self) -> None:
+    async def run(self, channel: Channel) -> None:
         """Take in what the engine sends, for ever."""
         while True:
-            for message in await self._channel.receive():
-                self._take(message)
+            self.take(await channel.receive())
             # A channel that has more returns at once; others must get their turn all the same.
             await asyncio.sleep(0)
+
+    def take(self, messages: Sequence[FromEngine]) -> None:
+        """Take in what the engine sent; consumers wake."""
+        for message in messages:
+            self._take(message)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
