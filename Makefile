@@ -2,16 +2,18 @@
 # check   format, lint, types
 # test    install and run the tests
 # bench   speed on the demo model, beside what the machine allows
+# soak    ten minutes of random requests to a real server; SOAK_SECONDS=60 for less
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
 PYTHON ?= python3
 MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
+SOAK_SECONDS ?= 600
 BIN := .venv/bin
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test bench serve clean
+.PHONY: setup check test bench soak serve clean
 
 setup: .venv/installed-test
 
@@ -25,6 +27,9 @@ test: .venv/installed-test
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
+
+soak: .venv/installed-test
+	$(BIN)/python -m tests.soak $(SOAK_SECONDS)
 
 serve: .venv/installed
 	$(BIN)/treadle serve $(MODEL) --host $(HOST) --port $(PORT)

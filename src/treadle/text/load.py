@@ -47,12 +47,14 @@ class ModelText:
         return self.template
 
     def template_of(self, source: str) -> ChatTemplate:
-        """A template that did not come with the model."""
+        """A caller's own template for this model."""
         if self.template is not None:
             return self.template.with_source(source)
-        ids = (self.tokenizer.bos_id, min(self.tokenizer.eos_ids, default=None))
-        bos, eos = ("" if token is None else self.tokenizer.token_text(token) for token in ids)
-        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+        bos, eos = self.tokenizer.bos_id, min(self.tokenizer.eos_ids, default=None)
+        bos_token, eos_token = (
+            "" if token is None else self.tokenizer.token_text(token) for token in (bos, eos)
+        )
+        return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
 
 
 def load_text(path: Path, *, with_defaults: bool = True) -> ModelText:
