@@ -1,6 +1,8 @@
 # setup   install treadle into .venv, with what the checks and tests need
 # check   format, lint, types
 # test    install and run the tests
+# test-clients   other people's clients and routers against the server; FILES=… for some of them
+# fuzz-api       schemathesis against the server's /openapi.json
 # bench   speed on the demo model, beside what the machine allows
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
@@ -8,10 +10,12 @@ PYTHON ?= python3
 MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
+FILES ?= tests/clients
 BIN := .venv/bin
+CLIENTS := .venv-clients
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test bench serve clean
+.PHONY: setup check test test-clients fuzz-api bench serve clean
 
 setup: .venv/installed-test
 
@@ -23,6 +27,12 @@ check: .venv/installed-test
 test: .venv/installed-test
 	$(BIN)/python -m pytest
 
+test-clients: .venv/installed-test $(CLIENTS)/installed
+	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini $(FILES)
+
+fuzz-api: .venv/installed-test $(CLIENTS)/installed
+	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients/fuzz_api.py
+
 bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
 
@@ -30,7 +40,7 @@ serve: .venv/installed
 	$(BIN)/treadle serve $(MODEL) --host $(HOST) --port $(PORT)
 
 clean:
-	rm -rf .venv build
+	rm -rf .venv $(CLIENTS) build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -45,3 +55,9 @@ clean:
 	@echo 'installing treadle and what its tests need: a few minutes'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch .venv/installed $@
+
+$(CLIENTS)/installed: tests/clients/requirements.txt
+	@echo 'installing the clients apart from treadle: a few minutes, 1.5 GB'
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
