@@ -139,12 +139,13 @@ void bind_values(nb::module_& m) {
   nb::class_<StepInputs>(m, "StepInputs")
       .def(
           "__init__",
-          [](StepInputs* self, int64_t max_tokens, int64_t max_rows,
+          [](StepInputs* self, int64_t max_tokens, int64_t max_rows, int64_t max_logits,
              const std::vector<Address>& arrays, const std::vector<Address>& slots,
              const std::vector<Address>& tables, std::vector<int64_t> table_blocks) {
             const std::vector<const int32_t*> a = all_at<int32_t>(arrays);
             new (self) StepInputs{max_tokens,
                                   max_rows,
+                                  max_logits,
                                   a.at(0),
                                   a.at(1),
                                   a.at(2),
@@ -154,7 +155,7 @@ void bind_values(nb::module_& m) {
                                   all_at<int32_t>(tables),
                                   std::move(table_blocks)};
           },
-          "max_tokens"_a, "max_rows"_a, "arrays"_a, "slots"_a, "tables"_a, "table_blocks"_a);
+          "max_tokens"_a, "max_rows"_a, "max_logits"_a, "arrays"_a, "slots"_a, "tables"_a, "table_blocks"_a);
 }
 
 void bind_program(nb::module_& m) {
@@ -220,6 +221,12 @@ void bind_sampling(nb::module_& m) {
                       at<const float>(arrays.at(4))});
       },
       "logits"_a, "count"_a, "arrays"_a);
+  m.def(
+      "mask",
+      [](const Logits& logits, int64_t count, Address rows, Address allowed) {
+        mask(logits, at<const int32_t>(rows), count, at<const uint32_t>(allowed));
+      },
+      "logits"_a, "count"_a, "rows"_a, "allowed"_a);
   m.def(
       "sample",
       [](Handle& handle, const Logits& logits, const std::vector<Address>& arrays, Address out) {

@@ -194,7 +194,7 @@ void Program::softcap(const Buffer& x, float cap) {
 void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
                       std::vector<Matrix> down, const Buffer& out, const Routing& routing) {
   Mixture mixture{x.data, router.data, std::move(gate_up), std::move(down), out.data, routing};
-  expert_memory_.fit(mixture, x.token_rows ? inputs_.max_tokens : inputs_.max_rows);
+  expert_memory_.fit(mixture, x.token_rows ? inputs_.max_tokens : inputs_.max_logits);
   scratch_floats_ = std::max(scratch_floats_, round_up(mixture.experts(), kLanes));
   const auto experts = std::make_shared<Experts>(std::move(mixture), kernels_, expert_memory_);
   ops_.emplace_back([this, experts, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
@@ -251,7 +251,7 @@ void Program::check_group(const StepSizes& sizes, size_t group) const {
 void Program::check(const StepSizes& sizes) const {
   require(sizes.tokens >= 0 && sizes.tokens <= inputs_.max_tokens, "too many tokens for a step");
   require(sizes.rows >= 0 && sizes.rows <= inputs_.max_rows, "too many rows for a step");
-  require(sizes.logits >= 0 && sizes.logits <= inputs_.max_rows, "too many logits for a step");
+  require(sizes.logits >= 0 && sizes.logits <= inputs_.max_logits, "too many logits for a step");
   require(inputs_.row_starts[0] == 0 && inputs_.row_starts[sizes.rows] == sizes.tokens,
           "row_starts do not cover the tokens");
   for (int64_t r = 0; r < sizes.rows; ++r) {

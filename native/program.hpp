@@ -32,6 +32,7 @@ struct KVPool {
 struct StepInputs {
   int64_t max_tokens;
   int64_t max_rows;
+  int64_t max_logits;
   const int32_t* token_ids;
   const int32_t* positions;
   const int32_t* row_starts;

@@ -52,6 +52,23 @@ void edit(const Logits& logits, const Edits& edits) {
   }
 }
 
+void mask(const Logits& logits, const int32_t* rows, int64_t count, const uint32_t* allowed) {
+  constexpr int64_t kBits = 32;
+  const int64_t words = ceil_div(logits.vocabulary, kBits);
+  for (int64_t i = 0; i < count; ++i) {
+    float* x = logits.values + rows[i] * logits.stride;
+    for (int64_t w = 0; w < words; ++w) {
+      const uint32_t word = allowed[i * words + w];
+      const int64_t first = w * kBits;
+      const int64_t n = std::min(kBits, logits.vocabulary - first);
+      if (word == ~uint32_t{0}) continue;
+      for (int64_t bit = 0; bit < n; ++bit) {
+        if ((word >> bit & 1) == 0) x[first + bit] = -kInfinity;
+      }
+    }
+  }
+}
+
 void Sampler::prepare(int threads, int64_t vocabulary) {
   scratch_.resize(static_cast<size_t>(threads));
   for (Scratch& scratch : scratch_) {

@@ -41,6 +41,9 @@ struct TopOutputs {
 
 void edit(const Logits& logits, const Edits& edits);
 
+// `allowed` holds a row of bits, in words, for each of the `count` rows named by `rows`.
+void mask(const Logits& logits, const int32_t* rows, int64_t count, const uint32_t* allowed);
+
 class Sampler {
  public:
   explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}

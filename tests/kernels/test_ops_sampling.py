@@ -246,3 +246,22 @@ def test_top_logprobs(backend: Backend, num_top: int, ties: bool) -> None:
     np.testing.assert_array_equal(top.tokens, order)
     np.testing.assert_array_equal(top.logits, np.take_along_axis(logits[rows], order, axis=1))
     assert (top.tokens.dtype, top.logits.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("vocab", [5, 32, 61, 96, 1000])
+def test_mask(backend: Backend, vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(size=(6, vocab)).astype(np.float32)
+    rows = np.array([4, 0, 3], np.int32)
+    allowed = rng.random((3, vocab)) < 0.4
+    allowed[1] = True
+    padded = np.zeros((3, -(-vocab // 32) * 32), np.bool_)
+    padded[:, :vocab] = allowed
+    words = np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
+
+    masked = logits.copy()
+    backend.sampling.mask(masked, rows, words)
+
+    expected = logits.copy()
+    expected[rows] = np.where(allowed, logits[rows], -np.inf)
+    np.testing.assert_array_equal(masked, expected)

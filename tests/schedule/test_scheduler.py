@@ -27,7 +27,7 @@ class Table:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
         self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget), Fcfs(), self.kv, self.fence
+            Limits(rows, budget, 0), Fcfs(), self.kv, self.fence
         )
         self._serial = 0
 
@@ -40,7 +40,7 @@ class Table:
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
         )
-        request = Request.of(message, max_tokens)
+        request = Request.of(message, max_tokens, 0.0)
         self.scheduler.add(request)
         return request
 

@@ -147,9 +147,9 @@ class FakeEngine:
         params = request.params
         assert params.max_tokens is not None
         tokens: list[int] = []
-        finish: Finish | None = None
+        finish: Finish | None = "length" if params.max_tokens == 0 else None
         stop_token = None
-        for _ in range(num_tokens):
+        for _ in range(0 if finish else num_tokens):
             # Choices differ in where they begin.
             token = request.prompt[(len(output) + request.choice) % len(request.prompt)]
             tokens.append(token)

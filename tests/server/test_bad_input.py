@@ -120,7 +120,6 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
 from tests.simulation.world import Group, World, random_prompt
-from treadle.wire.messages import Abort, Bye
+from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
 
 STEPS = 1200
+
+CALLS: list[Callable[[int], Pause | Resume | ResetCache]] = [
+    lambda call: Pause(call, "abort"),
+    lambda call: Pause(call, "wait"),
+    lambda call: Pause(call, "keep"),
+    Resume,
+    Resume,
+    Resume,
+    ResetCache,
+]
 
 CASES = list(
     itertools.product(
@@ -37,10 +48,14 @@ def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
     )
     capacity = min(world.kv.capacity_tokens, world.window)
     salts = ["", "", "other"]
+    calls: list[Pause | Resume | ResetCache] = []
     for _ in range(STEPS):
         if rng.random() < 0.35 and len(world.sent) - len(world.ends) < 8:
             params = SamplingParams(
-                max_tokens=rng.choice([1, 2, 5, 12, None]), ignore_eos=rng.random() < 0.3
+                max_tokens=rng.choice([0, 1, 2, 5, 12, None]),
+                ignore_eos=rng.random() < 0.3,
+                prompt_logprobs=rng.choice([None, None, 0]),
+                prompt_logprobs_start=rng.choice([0, 0, 1, 5]),
             )
             world.send(
                 random_prompt(rng, capacity - rng.choice([0, 3, 12])),
@@ -53,15 +68,21 @@ def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
             world.engine.handle(Abort(rng.choice(alive)))
         if rng.random() < 0.01:
             world.kv.reset()
+        if rng.random() < (0.2 if world.engine.stats().paused else 0.01):
+            calls.append(rng.choice(CALLS)(len(calls)))
+            world.engine.handle(calls[-1])
         world.step()
+    calls.append(Resume(len(calls)))
+    world.engine.handle(calls[-1])
     world.drain()
+    assert sorted(world.done) == [call.call for call in calls], "every call is answered"
     assert set(world.ends) == set(world.sent), "every request ends exactly once"
     for key, end in world.ends.items():
         if not end.startswith("failed"):
             world.check_answer(key)
         else:
             message = world.sent[key]
-            assert len(message.prompt) + (message.params.max_tokens or 1) > capacity
+            assert len(message.prompt) + _least(message.params) > capacity
     world.kv.check([])
     world.kv.reset()
     assert world.kv.usage == 0
@@ -96,3 +117,73 @@ def test_overlap_plans_before_it_settles() -> None:
         world.step()
         in_flight.append(world.fence.in_flight)
     assert in_flight == [1, 1, 1, 1, 1, 1, 0], "no step beyond max_tokens is launched"
+
+
+def _least(params: SamplingParams) -> int:
+    """Tokens that the answer has at least."""
+    return 1 if params.max_tokens is None else params.max_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_pause_keeps_requests_where_they_are(depth: int) -> None:
+    world = World("radix", groups=[Group(64, 1)], depth=depth)
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    first = world.send([1, 2, 3], params=params)
+    for _ in range(4):
+        world.step()
+    world.engine.handle(Pause(0, "keep"))
+    later = world.send([4, 5, 6], params=params)
+    world.drain()
+    frozen = len(world.answers[first])
+    assert 0 < frozen < 9
+    assert not world.answers[later]
+    assert world.engine.stats().paused
+    assert (world.engine.stats().running, world.engine.stats().waiting) == (1, 1)
+    world.engine.handle(Resume(1))
+    world.drain()
+    assert world.ends == {first: "length", later: "length"}
+    assert world.done == {0: True, 1: True}
+
+
+def test_pause_that_waits_is_answered_when_the_last_has_ended() -> None:
+    world = World("radix", groups=[Group(64, 1)])
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    first = world.send([1, 2, 3], params=params)
+    world.step()
+    world.engine.handle(Pause(0, "wait"))
+    later = world.send([4, 5, 6], params=params)
+    world.step()
+    assert world.done == {}
+    world.drain()
+    assert world.ends == {first: "length"}
+    assert world.done == {0: True}
+    world.engine.handle(Abort(later))
+    world.drain()
+    assert world.ends[later] == "abort", "those who wait outside can leave"
+
+
+def test_cache_is_not_forgotten_while_requests_run() -> None:
+    world = World("radix", groups=[Group(64, 1)])
+    world.send(list(range(9)), params=SamplingParams(max_tokens=3, ignore_eos=True))
+    world.step()
+    world.engine.handle(ResetCache(0))
+    world.drain()
+    world.engine.handle(ResetCache(1))
+    again = world.send(list(range(9)), params=SamplingParams(max_tokens=3, ignore_eos=True))
+    world.drain()
+    assert world.done == {0: False, 1: True}
+    assert world.cached[again] == 0
+
+
+def test_scores_do_not_come_from_the_cache() -> None:
+    """What is scored is computed; what stands before the first score may be cached."""
+    world = World("radix", groups=[Group(64, 1)])
+    world.send(list(range(9)), params=SamplingParams(max_tokens=1))
+    world.drain()
+    whole = world.send(list(range(9)), params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    late = SamplingParams(max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=6)
+    tail = world.send(list(range(9)), params=late)
+    world.drain()
+    assert (world.cached[whole], world.cached[tail]) == (0, 5)
+    world.check_answer(whole)
+    world.check_answer(tail)

@@ -12,12 +12,20 @@ from collections.abc import Callable
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
-from treadle.engine.loop import Engine, Served
+from treadle.engine.admission import Served
+from treadle.engine.loop import Engine
 from treadle.engine.request import Request
 from treadle.schedule.order import Fcfs
 from treadle.schedule.scheduler import Limits, Scheduler
-from treadle.wire.messages import Delta, Failed, FromEngine, Generate
-from treadle.wire.plan import StepPlan, StepResult
+from treadle.wire.messages import (
+    Delta,
+    Done,
+    Failed,
+    FromEngine,
+    Generate,
+    TokenLogprob,
+)
+from treadle.wire.plan import RowWork, StepPlan, StepResult
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB = 50
@@ -33,13 +41,30 @@ def choose(state: int, seed: int) -> int:
     return hash((state, seed, 99)) % VOCAB
 
 
+def score(state: int, token: int) -> float:
+    """Stands for the log-probability of a token behind what `state` digests."""
+    return -float(hash((state, token, 5)) % 1000)
+
+
+def foretell_scores(prompt: list[int], params: SamplingParams) -> list[tuple[int, float]]:
+    """Each scored prompt token with its score."""
+    if params.prompt_logprobs is None:
+        return []
+    state, scores = ROOT, []
+    for index, token in enumerate(prompt):
+        if index >= max(params.prompt_logprobs_start, 1):
+            scores.append((token, score(state, token)))
+        state = chain(state, token)
+    return scores
+
+
 def foretell(prompt: list[int], params: SamplingParams, seed: int, room: int) -> list[int]:
     """The answer, computed without cache, batch or schedule."""
     state = ROOT
     for token in prompt:
         state = chain(state, token)
     answer: list[int] = []
-    while len(answer) < (params.max_tokens or room):
+    while len(answer) < (room if params.max_tokens is None else params.max_tokens):
         token = choose(state, seed)
         answer.append(token)
         state = chain(state, token)
@@ -75,7 +100,7 @@ class DigestRunner:
         self._sampled = [0] * rows
         self._seeds: dict[int, int] = {}
         self._history: dict[int, dict[int, int]] = {}
-        self.states: dict[int, int] = {}
+        self.states: dict[int, list[int]] = {}
 
     def forward(self, plan: StepPlan) -> None:
         for row in plan.leaves:
@@ -99,14 +124,25 @@ class DigestRunner:
         tokens = []
         for work in plan.work:
             if work.sample:
-                token = choose(self.states[work.row], self._seeds[work.row])
+                token = choose(self.states[work.row][-1], self._seeds[work.row])
                 self._sampled[work.row] = token
                 tokens.append(token)
-        return StepResult(step=plan.step, tokens=tokens, logprobs=[None] * len(tokens))
+        scores = [self._score(work) for work in plan.work if work.targets]
+        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs, scores=scores)
 
-    def _compute(self, row: int, start: int, tokens: list[int]) -> int:
+    def _score(self, work: RowWork) -> list[TokenLogprob]:
+        first = work.score_at - work.start
+        assert 0 <= first <= work.num_tokens - len(work.targets), "scored without being computed"
+        states = self.states[work.row][first : first + len(work.targets)]
+        return [
+            TokenLogprob(target, score(state, target), 1, [])
+            for state, target in zip(states, work.targets, strict=True)
+        ]
+
+    def _compute(self, row: int, start: int, tokens: list[int]) -> list[int]:
         history = self._history[row]
-        states: list[int] = []
+        results: list[list[int]] = []
         for group, kept in enumerate(self._groups):
             # What is computed already was computed in this row, or found in the cache.
             for position in range(kept.first_seen(start), start):
@@ -114,13 +150,15 @@ class DigestRunner:
                     state = self._read(group, row, position)
                     assert state == history[position], "KV was overwritten"
             state = self._read(group, row, start - 1) if start else ROOT
+            states: list[int] = []
             for position, token in enumerate(tokens, start):
                 state = chain(state, token)
                 self._write(group, row, position, state)
                 history[position] = state
-            states.append(state)
-        assert len(set(states)) == 1, "groups hold KV of different tokens"
-        return states[0]
+                states.append(state)
+            results.append(states)
+        assert all(states == results[0] for states in results), "groups hold other tokens' KV"
+        return results[0]
 
     def _read(self, group: int, row: int, position: int) -> int:
         size = self._groups[group].block_size
@@ -164,11 +202,12 @@ class World:
         depth: int = 0,
         rows: int = 4,
         budget: int = 16,
+        scores: int = 3,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
         self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget), Fcfs(), self.kv, self.fence
+            Limits(rows, budget, scores), Fcfs(), self.kv, self.fence
         )
         self.window = 80
         served = Served(
@@ -183,6 +222,8 @@ class World:
         self.answers: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.cached: dict[str, int] = {}
+        self.scores: dict[str, list[tuple[int, float]]] = {}
+        self.done: dict[int, bool] = {}
         self._named: dict[int, dict[Request, set[tuple[int, int]]]] = {}
         self._watch_plans()
 
@@ -199,6 +240,7 @@ class World:
         message = Generate(request_id=key, prompt=prompt, params=params, seed=seed, cache_salt=salt)
         self.sent[key] = message
         self.answers[key] = []
+        self.scores[key] = []
         self.engine.handle(message)
         return key
 
@@ -215,12 +257,17 @@ class World:
 
     def receive(self, messages: list[FromEngine]) -> None:
         for message in messages:
+            if isinstance(message, Done):
+                self.done[message.call] = message.ok
+                continue
             assert isinstance(message, Delta | Failed)
             key = message.request_id
             assert key not in self.ends, "a request ended twice"
             if isinstance(message, Failed):
                 self.ends[key] = f"failed {message.status}"
                 continue
+            assert not (message.prompt_logprobs and self.answers[key]), "scores come first"
+            self.scores[key] += [(e.token, e.logprob) for e in message.prompt_logprobs or []]
             self.answers[key] += message.tokens
             if message.finish:
                 self.ends[key] = message.finish
@@ -237,12 +284,15 @@ class World:
         message = self.sent[key]
         room = min(self.window, self.kv.capacity_tokens) - len(message.prompt)
         expected = foretell(message.prompt, message.params, message.seed, room)
+        scores = foretell_scores(message.prompt, message.params)
         if self.ends[key] == "abort":
             assert self.answers[key] == expected[: len(self.answers[key])]
+            assert self.scores[key] == scores[: len(self.scores[key])]
         else:
             assert self.answers[key] == expected
-            finish = "stop" if expected[-1] == EOS and not message.params.ignore_eos else "length"
-            assert self.ends[key] == finish
+            assert self.scores[key] == scores
+            ends = expected[-1:] == [EOS] and not message.params.ignore_eos
+            assert self.ends[key] == ("stop" if ends else "length")
 
     def _watch_plans(self) -> None:
         """Assert the lifetime rule on each plan: a block it writes is named by no other request's
@@ -257,6 +307,9 @@ class World:
                 self.scheduler.limits.max_num_batched_tokens
             )
             assert len({work.row for work in flight.plan.work}) == len(flight.plan.work)
+            assert sum(len(work.targets) for work in flight.plan.work) <= (
+                self.scheduler.limits.max_scores
+            )
             settled = self.fence.next_step - 1 - self.fence.in_flight
             self._named = {step: n for step, n in self._named.items() if step > settled}
             for request, work in zip(flight.requests, flight.plan.work, strict=True):

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
 from treadle.config.hardware import detect_hardware
 from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import EngineSettings, RuntimeSettings
-from treadle.engine.loop import Engine, Served
+from treadle.engine.admission import Served
+from treadle.engine.loop import Engine
 from treadle.engine.request import Request
 from treadle.errors import StartError
 from treadle.kernels.ops import Backend, StepInputs, StepLimits
@@ -28,6 +31,10 @@ from treadle.sampling.sampler import Sampler
 from treadle.schedule.order import Fcfs
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
+
+MAX_SCORES = 64
+"""Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
+best; each takes a row of logits, a megabyte where the vocabulary is largest."""
 
 Report = Callable[[Progress], None]
 
@@ -109,28 +116,31 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
     card = model.card
     specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
     row_blocks = -(-resolved.max_model_len // resolved.block_size)
+    scores = min(MAX_SCORES, resolved.max_num_batched_tokens)
     limits = StepLimits(
         tokens=resolved.max_num_batched_tokens,
         rows=resolved.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
+        extra_logits=scores,
     )
     inputs = StepInputs(limits)
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, resolved.num_blocks, strict=True)
     ]
     program = model.record(backend.recorder(inputs, pools))
-    sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.eos_ids)
+    sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
     scheduler: Scheduler[Request] = Scheduler(
-        Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens), Fcfs(), kv, fence
+        Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores), Fcfs(), kv, fence
     )
     served = Served(
         vocab_size=card.vocab_size,
         max_model_len=resolved.max_model_len,
         eos_token_ids=frozenset(card.eos_ids),
         overlap_depth=resolved.overlap_depth,
+        resolved=msgspec.to_builtins(resolved),
     )
     executor: Executor = (
         ThreadExecutor(runner) if resolved.overlap_depth else InlineExecutor(runner)

@@ -11,14 +11,16 @@ the runner's token table.
 
 from __future__ import annotations
 
-import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
+from treadle.engine.admission import Served, longest_answer
+from treadle.engine.gate import Gate
 from treadle.engine.request import Request
-from treadle.errors import InvalidRequest, PromptTooLong, RequestError
+from treadle.errors import InvalidRequest, RequestError
 from treadle.runner.executor import Executor
 from treadle.schedule.draft import Flight
 from treadle.schedule.scheduler import Scheduler
@@ -26,26 +28,20 @@ from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
+    Done,
     Failed,
     Finish,
     FromEngine,
     Generate,
+    Pause,
     Ready,
+    ResetCache,
+    Resume,
     Stats,
     ToEngine,
     TokenLogprob,
 )
 from treadle.wire.plan import RowWork, StepResult
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """What the engine must know of the model and its own size to accept and end requests."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    overlap_depth: int
 
 
 class Engine:
@@ -65,6 +61,7 @@ class Engine:
         self._fence = fence
         self._executor = executor
         self._requests: dict[str, Request] = {}
+        self._gate = Gate()
         self._in_flight: deque[tuple[Flight[Request], Callable[[], StepResult]]] = deque()
         self._outbox: list[FromEngine] = []
         self._num_prompt_tokens = 0
@@ -72,12 +69,15 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._in_flight or self._outbox)
+        """Whether `step` has something to do or to say."""
+        can_start = bool(self._requests) and not self._gate.is_shut
+        return bool(can_start or self._in_flight or self._outbox)
 
     def step(self) -> list[FromEngine]:
         """Run one step, if any request can; returns all messages that are due."""
-        flight = self._scheduler.plan()
+        flight = None if self._gate.is_shut else self._scheduler.plan()
         if flight is not None:
+            self._note_started(flight)
             self._fence.launch(flight.plan.step)
             self._executor.forward(flight.plan)
         depth = self._served.overlap_depth if flight is not None else 0
@@ -95,8 +95,21 @@ class Engine:
                 if request := self._requests.get(request_id):
                     self._end(request, [], None, "abort")
             case Bye():
-                for request in list(self._requests.values()):
-                    self._end(request, [], None, "abort")
+                self._end_all()
+            case Pause():
+                self._pause(message)
+            case Resume(call):
+                held, waiting = self._gate.reopen()
+                for request in held:
+                    self._scheduler.add(request)
+                self._outbox += [Done(each, ok=False) for each in waiting]
+                self._outbox.append(Done(call, ok=True))
+            case ResetCache(call):
+                self._settle_down_to(0)
+                free = not self._scheduler.running
+                if free:
+                    self._kv.reset()
+                self._outbox.append(Done(call, ok=free))
 
     def fail_all(self, message: str) -> list[FromEngine]:
         """The engine cannot go on: answer everybody."""
@@ -110,13 +123,14 @@ class Engine:
             vocab_size=self._served.vocab_size,
             kv_capacity_tokens=self._kv.capacity_tokens,
             eos_token_ids=sorted(self._served.eos_token_ids),
+            resolved=self._served.resolved,
         )
 
     def stats(self) -> Stats:
         counters = self._scheduler.counters
         return Stats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.num_waiting,
+            waiting=self._scheduler.num_waiting + len(self._gate.held),
             kv_usage=self._kv.usage,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generation_tokens,
@@ -124,6 +138,8 @@ class Engine:
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
             steps=self._fence.next_step - 1,
+            step_tokens=counters.computed_tokens,
+            paused=not self._gate.is_open,
         )
 
     def close(self) -> None:
@@ -133,7 +149,8 @@ class Engine:
         try:
             if message.request_id in self._requests:
                 raise InvalidRequest("this request id is in use", param="request_id")
-            request = Request.of(message, self._max_tokens(message))
+            longest = longest_answer(message, self._served, self._kv.capacity_tokens)
+            request = Request.of(message, longest, time.monotonic())
         except RequestError as error:
             self._outbox.append(
                 Failed(
@@ -147,28 +164,35 @@ class Engine:
             return
         self._num_prompt_tokens += request.num_prompt
         self._requests[request.request_id] = request
-        self._scheduler.add(request)
+        if self._gate.is_open:
+            self._scheduler.add(request)
+        else:
+            self._gate.held.append(request)
 
-    def _max_tokens(self, message: Generate) -> int:
-        """The most tokens the answer may have. Raises when window or pool can never hold them."""
-        message.params.check(self._served.vocab_size)
-        num_prompt, asked = len(message.prompt), message.params.max_tokens
-        if num_prompt == 0:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if min(message.prompt) < 0 or max(message.prompt) >= self._served.vocab_size:
-            limit = self._served.vocab_size - 1
-            raise InvalidRequest(f"prompt token ids run from 0 to {limit}", param="prompt")
-        for what, limit in (
-            ("the model's window", self._served.max_model_len),
-            ("the KV cache", self._kv.capacity_tokens),
-        ):
-            if num_prompt + (asked or 1) > limit:
-                raise PromptTooLong(
-                    f"{what} holds {limit} tokens; the prompt has {num_prompt}"
-                    + (f" and max_tokens is {asked}" if asked else ""),
-                    param="prompt" if num_prompt >= limit else "max_tokens",
-                )
-        return asked or min(self._served.max_model_len, self._kv.capacity_tokens) - num_prompt
+    def _pause(self, message: Pause) -> None:
+        if message.mode == "wait":
+            self._gate.drain(message.call)
+            self._answer_drained()
+            return
+        if message.mode == "abort":
+            self._end_all()
+        self._gate.shut()
+        self._outbox.append(Done(message.call, ok=True))
+
+    def _answer_drained(self) -> None:
+        """Everybody inside the gate has ended: nothing that was held is among them."""
+        if not self._gate.is_open and len(self._requests) == len(self._gate.held):
+            self._outbox += [Done(call, ok=True) for call in self._gate.drained()]
+
+    def _end_all(self) -> None:
+        for request in list(self._requests.values()):
+            self._end(request, [], None, "abort")
+
+    def _note_started(self, flight: Flight[Request]) -> None:
+        if flight.plan.joins:
+            now = time.monotonic()
+            for request in flight.requests:
+                request.times.started = request.times.started or now
 
     def _settle_down_to(self, left: int) -> None:
         while len(self._in_flight) > left:
@@ -178,10 +202,25 @@ class Engine:
     def _settle(self, flight: Flight[Request], result: StepResult) -> None:
         self._fence.settle(flight.plan.step)
         sampled = zip(result.tokens, result.logprobs, strict=True)
+        scores = iter(result.scores)
         for request, work in zip(flight.requests, flight.plan.work, strict=True):
             self._scheduler.settle(request, work)
+            if work.targets:
+                self._take_scores(request, next(scores))
             if work.sample:
                 self._take_token(request, work, *next(sampled))
+            elif request.max_tokens == 0 and work.start + work.num_tokens == request.num_prompt:
+                self._end_prompt(request)
+
+    def _take_scores(self, request: Request, scores: list[TokenLogprob]) -> None:
+        if not request.finished:
+            delta = Delta(request_id=request.request_id, tokens=[], prompt_logprobs=scores)
+            self._outbox.append(delta)
+
+    def _end_prompt(self, request: Request) -> None:
+        """Nothing more was asked for than the prompt."""
+        if not request.finished:
+            self._end(request, [], None, "length")
 
     def _take_token(
         self, request: Request, work: RowWork, token: int, logprob: TokenLogprob | None
@@ -191,6 +230,7 @@ class Engine:
             return  # ended while this step was in flight: one wasted row
         assert work.output_index == request.num_output
         request.tokens.append(token)
+        request.times.first_token = request.times.first_token or time.monotonic()
         self._num_generation_tokens += 1
         finish, stop_token = self._finish(request, token)
         if finish is not None:
@@ -216,8 +256,11 @@ class Engine:
         stop_token: int | None = None,
     ) -> None:
         del self._requests[request.request_id]
+        if request in self._gate.held:
+            self._gate.held.remove(request)
         self._scheduler.finish(request)
         self._send(request, tokens, logprob, finish, stop_token)
+        self._answer_drained()
 
     def _send(
         self,
@@ -235,6 +278,7 @@ class Engine:
                 finish=finish,
                 stop_token=stop_token,
                 cached_tokens=request.cached_tokens or 0,
+                timings=None if finish is None else request.times.until(time.monotonic()),
             )
         )
 

@@ -5,9 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from treadle.wire.messages import Generate
+from treadle.wire.messages import Generate, Timings
 from treadle.wire.plan import BlockEdit, RowJoin
 from treadle.wire.sampling_params import SamplingParams
+
+
+@dataclasses.dataclass
+class Times:
+    """When things happened to a request, in seconds of the monotonic clock."""
+
+    arrived: float
+    started: float | None = None
+    first_token: float | None = None
+
+    def until(self, now: float) -> Timings | None:
+        """How the time was spent, for a request that ends now; None if it was never scheduled."""
+        if self.started is None:
+            return None
+        prefilled = now if self.first_token is None else self.first_token
+        return Timings(self.started - self.arrived, prefilled - self.started, now - prefilled)
 
 
 @dataclasses.dataclass(eq=False)
@@ -19,11 +35,14 @@ class Request:
     seed: int
     choice: int
     cache_salt: str
+    bad_words: list[list[int]]
     num_prompt: int
     tokens: list[int]
     """Prompt, then output."""
     max_tokens: int
     """Resolved: never more than window and KV pool allow."""
+    next_score: int
+    times: Times
     num_computed: int = 0
     num_pending: int = 0
     finished: bool = False
@@ -34,16 +53,23 @@ class Request:
     cached_tokens: int | None = None
 
     @classmethod
-    def of(cls, message: Generate, max_tokens: int) -> Request:
+    def of(cls, message: Generate, max_tokens: int, now: float) -> Request:
+        params, num_prompt = message.params, len(message.prompt)
+        scored = params.prompt_logprobs is not None
+        # Nothing predicts the first token.
+        first_score = max(params.prompt_logprobs_start, 1) if scored else num_prompt
         return cls(
             request_id=message.request_id,
-            params=message.params,
+            params=params,
             seed=message.seed,
             choice=message.choice,
             cache_salt=message.cache_salt,
-            num_prompt=len(message.prompt),
+            bad_words=message.bad_words,
+            num_prompt=num_prompt,
             tokens=list(message.prompt),
             max_tokens=max_tokens,
+            next_score=min(first_score, num_prompt),
+            times=Times(arrived=now),
         )
 
     @property
@@ -52,12 +78,14 @@ class Request:
 
     def join(self, row: int) -> RowJoin:
         """What the runner must know to sample for this request in a fresh row."""
-        history = self.params.penalised
+        penalised = self.params.penalised
+        looks_back = penalised or any(len(word) > 1 for word in self.bad_words)
         return RowJoin(
             row=row,
             params=self.params,
             seed=self.seed,
             choice=self.choice,
-            prompt=self.tokens[: self.num_prompt] if history else None,
-            output=self.tokens[self.num_prompt :] if history else None,
+            prompt=self.tokens[: self.num_prompt] if penalised else None,
+            output=self.tokens[self.num_prompt :] if looks_back else None,
+            bad_words=self.bad_words,
         )

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
+MaskArray = npt.NDArray[np.uint32]
 
 ATTENTION_PIECE = 64
 """Tokens per attention piece; part of the arithmetic, so of the bits."""
@@ -129,9 +130,15 @@ class StepLimits:
 
     tokens: int
     rows: int
-    """Also the number of rows in the block tables, and the most logit rows."""
+    """Also the number of rows in the block tables."""
     table_blocks: tuple[int, ...]
     """Per KV group: blocks in one row of the block table."""
+    extra_logits: int = 0
+    """Rows of logits beyond one for each row."""
+
+    @property
+    def logits(self) -> int:
+        return self.rows + self.extra_logits
 
 
 class StepInputs:
@@ -151,7 +158,7 @@ class StepInputs:
         self.tables: list[IntArray] = [
             np.zeros((limits.rows, blocks), np.int32) for blocks in limits.table_blocks
         ]  # per group [row, block index] -> block
-        self.logit_tokens: IntArray = np.zeros(limits.rows, np.int32)  # [L], token index
+        self.logit_tokens: IntArray = np.zeros(limits.logits, np.int32)  # [L], token index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -401,6 +408,13 @@ class SamplingOps(Protocol):
 
     def edit(self, logits: FloatArray, edits: LogitEdits) -> None:
         """Apply `edits` in place."""
+        ...
+
+    def mask(self, logits: FloatArray, rows: IntArray, allowed: MaskArray) -> None:
+        """Set logits of the given rows to -inf, in place, where `allowed` has no bit.
+
+        allowed is [len(rows), ceil(vocab / 32)]; token t's bit is number t % 32 of word t // 32.
+        """
         ...
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:

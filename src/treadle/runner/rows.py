@@ -47,10 +47,7 @@ class RowTables:
         positions[:] = np.arange(num_tokens, dtype=np.int32)
         positions += np.repeat(firsts - starts[:-1], counts)
         self._fill_slots(np.repeat(rows, counts), num_tokens)
-        sampling = np.array([work.sample for work in works], np.bool_)
-        num_logits = int(np.count_nonzero(sampling))
-        inputs.logit_tokens[:num_logits] = starts[1:][sampling] - 1
-        return num_tokens, num_logits
+        return num_tokens, self._fill_logit_tokens(works, starts)
 
     def _fill_tokens(self, works: Sequence[RowWork], rows: np.ndarray, starts: np.ndarray) -> None:
         ids = self._inputs.token_ids
@@ -58,6 +55,23 @@ class RowTables:
         for work, start in zip(works, starts.tolist(), strict=False):
             if work.tokens is not None:
                 ids[start : start + len(work.tokens)] = work.tokens
+
+    def _fill_logit_tokens(self, works: Sequence[RowWork], starts: np.ndarray) -> int:
+        """Work by work: the tokens whose logits score, then the one that is sampled from."""
+        wanted = self._inputs.logit_tokens
+        if not any(work.targets for work in works):
+            sampling = np.array([work.sample for work in works], np.bool_)
+            num_logits = int(np.count_nonzero(sampling))
+            wanted[:num_logits] = starts[1:][sampling] - 1
+            return num_logits
+        num_logits = 0
+        for work, start in zip(works, starts.tolist(), strict=False):
+            first = start + work.score_at - work.start
+            tokens = list(range(first, first + len(work.targets)))
+            tokens += [start + work.num_tokens - 1] * work.sample
+            wanted[num_logits : num_logits + len(tokens)] = tokens
+            num_logits += len(tokens)
+        return num_logits
 
     def _fill_slots(self, rows: np.ndarray, num_tokens: int) -> None:
         positions = self._inputs.positions[:num_tokens]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from treadle.kernels.ops import Backend, FloatArray, Program, StepInputs
 from treadle.runner.rows import RowTables
 from treadle.sampling.sampler import Sampler
-from treadle.wire.plan import StepPlan, StepResult
+from treadle.wire.messages import TokenLogprob
+from treadle.wire.plan import RowWork, StepPlan, StepResult
 
 
 class Runner:
@@ -44,13 +45,34 @@ class Runner:
 
     def sample(self, plan: StepPlan) -> StepResult:
         works = [work for work in plan.work if work.sample]
-        if not works:
+        scoring = [work for work in plan.work if work.targets]
+        if not works and not scoring:
             return StepResult(step=plan.step, tokens=[], logprobs=[])
-        assert self._logits is not None, "sample follows forward"
-        tokens, logprobs = self._sampler.sample(self._logits, works)
+        logits = self._logits
+        assert logits is not None, "sample follows forward"
+        scores: list[list[TokenLogprob]] = []
+        if scoring:
+            scored, sampled = _split(plan.work)
+            scores = self._sampler.score(logits, scored, scoring)
+            logits = logits[sampled]
+        if not works:
+            return StepResult(step=plan.step, tokens=[], logprobs=[], scores=scores)
+        tokens, logprobs = self._sampler.sample(logits, works)
         self._tables.sampled([work.row for work in works], tokens)
-        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs)
+        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs, scores=scores)
 
     def close(self) -> None:
         """Give the device back."""
         self._backend.close()
+
+
+def _split(works: Sequence[RowWork]) -> tuple[list[int], list[int]]:
+    """Rows of logits that score, and those that are sampled from, in the order of `works`."""
+    scored: list[int] = []
+    sampled: list[int] = []
+    at = 0
+    for work in works:
+        scored += range(at, at + len(work.targets))
+        sampled += [at + len(work.targets)] * work.sample
+        at += work.num_logits
+    return scored, sampled

@@ -1,4 +1,5 @@
-"""Row states that change single logits before the choice: bias, minimum length, penalties.
+"""Row states that change single logits before the choice: bias, bad words, minimum length,
+penalties.
 
 Each keeps what it needs per row, is told when a row starts, ends or gets a token, and says which
 logits to change. Their order is the order of the changes, vLLM's: bias and masks, then penalties.
@@ -6,6 +7,7 @@ logits to change. Their order is the order of the changes, vLLM's: bias and mask
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -52,6 +54,48 @@ class LogitBias:
 
     def sampled(self, row: int, token: int) -> None:
         """Bias does not depend on the output."""
+
+
+class BadWords:
+    """Forbids the token that would complete a sequence the answer must not hold."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Forbidden] = {}
+
+    def join(self, join: RowJoin) -> None:
+        if join.bad_words:
+            self._rows[join.row] = _Forbidden(join.bad_words, join.output or [])
+
+    def leave(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def edits(self, row: int, output_index: int) -> RowEdits | None:  # noqa: ARG002
+        forbidden = self._rows.get(row)
+        return forbidden.edits() if forbidden else None
+
+    def sampled(self, row: int, token: int) -> None:
+        forbidden = self._rows.get(row)
+        if forbidden:
+            forbidden.append(token)
+
+
+class _Forbidden:
+    """One request's sequences, and as much of its answer as they reach back."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], output: Sequence[int]) -> None:
+        self._sequences = [(tuple(ids[:-1]), ids[-1]) for ids in sequences]
+        longest = max(len(before) for before, _ in self._sequences)
+        self._tail = deque(output[-longest:] if longest else (), maxlen=longest)
+
+    def append(self, token: int) -> None:
+        self._tail.append(token)
+
+    def edits(self) -> RowEdits | None:
+        tail = tuple(self._tail)
+        banned = [
+            last for before, last in self._sequences if not before or tail[-len(before) :] == before
+        ]
+        return _additive(banned, [-np.inf] * len(banned)) if banned else None
 
 
 class MinTokens:

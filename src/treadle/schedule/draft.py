@@ -20,10 +20,12 @@ class Flight(Generic[R]):
 
 
 class Draft(Generic[R]):
-    """Work is added once per request; `budget` is how many tokens the step still has room for."""
+    """Work is added once per request; `budget` is how many tokens the step still has room for,
+    `scores` how many prompt tokens it may still score."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, scores: int) -> None:
         self.budget = budget
+        self.scores = scores
         self._requests: list[R] = []
         self._work: list[RowWork] = []
         self._joins: list[RowJoin] = []
@@ -34,12 +36,25 @@ class Draft(Generic[R]):
         request.edits = edits
         self._joins.append(request.join(row))
 
+    def room(self, request: R, num_computed: int) -> int:
+        """How many tokens behind `num_computed` this step can compute for the request; 0 when it
+        needs none, since those in flight complete it, or when the step is full."""
+        known = len(request.tokens) + request.num_pending
+        if known - request.num_prompt >= max(request.max_tokens, 1):
+            return 0
+        room = min(known - num_computed, self.budget)
+        if request.next_score < request.num_prompt:
+            first = max(num_computed, request.next_score - 1)
+            room = min(room, first + self.scores - num_computed)
+        return room
+
     def add(self, request: R, num_tokens: int) -> None:
         """Compute the request's next `num_tokens` tokens, for which it has blocks."""
         assert request.row is not None
         assert num_tokens > 0, "logits need at least one computed token"
         start, end = request.num_computed, request.num_computed + num_tokens
-        sample = end == len(request.tokens) + request.num_pending
+        sample = end == len(request.tokens) + request.num_pending and request.max_tokens > 0
+        score_at, targets = self._score(request, start, end)
         from_table = num_tokens == 1 and sample and request.in_token_table
         assert from_table or end <= len(request.tokens), "a token in flight is only in the table"
         self._work.append(
@@ -50,6 +65,8 @@ class Draft(Generic[R]):
                 edits=request.edits,
                 sample=sample,
                 output_index=end - request.num_prompt,
+                score_at=score_at,
+                targets=targets,
             )
         )
         self._requests.append(request)
@@ -59,6 +76,19 @@ class Draft(Generic[R]):
         if sample:
             request.num_pending += 1
             request.in_token_table = True
+
+    def _score(self, request: R, start: int, end: int) -> tuple[int, list[int]]:
+        """Which prompt tokens the positions from `start` to `end` score, and the first position
+        that does. What was scored before a preemption is not scored again."""
+        if request.next_score >= request.num_prompt:
+            return 0, []
+        first = max(start, request.next_score - 1)
+        last = min(end, request.num_prompt - 1)
+        if last <= first:
+            return 0, []
+        request.next_score = last + 1
+        self.scores -= last - first
+        return first, request.tokens[first + 1 : last + 1]
 
     def finish(self, step: int, leaves: list[int]) -> Flight[R] | None:
         """None when there is nothing to compute."""

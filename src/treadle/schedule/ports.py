@@ -6,6 +6,11 @@
     computed = tokens with KV, counting those of launched steps; a step lets it catch up with known
 
 Prefill, chunked prefill, a prefix hit and decode are sizes of known - computed, nothing else.
+
+Where prompt tokens are scored, the logits at a position score the token behind it:
+
+    prompt:  p p p p p p p      next_score is the first token, of index 1 or more, without a score;
+               ▲ next_score     the position before it must be computed, cached or not
 """
 
 from __future__ import annotations
@@ -70,5 +75,7 @@ class Schedulable(Protocol):
     """Whether the newest known token was sampled in the present row, so that the runner has it."""
     cached_tokens: int | None
     """Prefix hit at first admission."""
+    next_score: int
+    """Index of the next prompt token to score; num_prompt when none is left."""
 
     def join(self, row: int) -> RowJoin: ...

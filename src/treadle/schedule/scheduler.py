@@ -26,6 +26,8 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_scores: int
+    """Prompt tokens whose log-probabilities are asked for: each takes a row of logits."""
 
 
 @dataclasses.dataclass
@@ -35,6 +37,7 @@ class Counters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    computed_tokens: int = 0
 
 
 class Scheduler(Generic[R]):
@@ -75,12 +78,13 @@ class Scheduler(Generic[R]):
 
     def plan(self) -> Flight[R] | None:
         """The next step, or None when nothing can run now."""
-        draft: Draft[R] = Draft(self.limits.max_num_batched_tokens)
+        draft: Draft[R] = Draft(self.limits.max_num_batched_tokens, self.limits.max_scores)
         if self._advance_running(draft):
             self._admit_waiting(draft)
         flight = draft.finish(self._fence.next_step, self._leaves)
         if flight is not None:
             self._leaves = []
+            self.counters.computed_tokens += self.limits.max_num_batched_tokens - draft.budget
         return flight
 
     def settle(self, request: R, work: RowWork) -> None:
@@ -97,7 +101,7 @@ class Scheduler(Generic[R]):
         """Give running requests their tokens; False when blocks ran out on the way."""
         preemptions = self.counters.preemptions
         for request in list(self._running):
-            wanted = min(_wanted(request), draft.budget)
+            wanted = draft.room(request, request.num_computed)
             if wanted == 0 or request.row is None:
                 continue
             if not self._grow(request, request.num_computed + wanted):
@@ -147,9 +151,11 @@ class Scheduler(Generic[R]):
             # A preempted request's last token may still be in flight; it is needed as a literal.
             if request is None or request.num_pending:
                 return
-            match = self._kv.match(request.tokens[:-1], request.cache_salt)
+            match = self._kv.match(request.tokens[: _reusable(request)], request.cache_salt)
             if not self._kv.fits(match, len(request.tokens)):
                 return
+            if draft.room(request, match.num_tokens) == 0:
+                return  # no prompt token more may be scored in this step
             self._waiting.pop()
             self._running.append(request)
             self._start(request, match, draft)
@@ -162,15 +168,15 @@ class Scheduler(Generic[R]):
             self.counters.prefix_queries += request.num_prompt
             self.counters.prefix_hits += match.num_tokens
         draft.join(request, self._free_rows.pop(), edits)
-        wanted = min(_wanted(request), draft.budget)
+        wanted = draft.room(request, request.num_computed)
         grown = self._grow(request, request.num_computed + wanted)
         assert grown, "the whole prompt fits"
         draft.add(request, wanted)
 
 
-def _wanted(request: Schedulable) -> int:
-    """Tokens the request could compute now: none if those in flight already complete it."""
-    known = len(request.tokens) + request.num_pending
-    if known - request.num_prompt >= request.max_tokens:
-        return 0
-    return known - request.num_computed
+def _reusable(request: Schedulable) -> int:
+    """How many leading tokens may take their KV from the cache: not the last, whose logits are
+    wanted, nor the one whose logits score a prompt token."""
+    if request.next_score < request.num_prompt:
+        return request.next_score - 1
+    return len(request.tokens) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from treadle.text.output import AnswerText
-from treadle.wire.messages import Delta, Finish, TokenLogprob
+from treadle.wire.messages import Delta, Finish, Timings, TokenLogprob
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,6 +22,10 @@ class ChoiceDelta:
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the answer."""
+    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    """The next prompt tokens scored; all of them come before the first token of the answer."""
+    timings: Timings | None = None
+    """With the reason, if the engine got as far as starting the request."""
 
     def append(self, later: ChoiceDelta) -> None:
         self.text += later.text
@@ -30,6 +34,8 @@ class ChoiceDelta:
         self.cached_tokens = max(self.cached_tokens, later.cached_tokens)
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
+        self.prompt_logprobs += later.prompt_logprobs
+        self.timings = later.timings
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,4 +62,6 @@ class Choice:
             cached_tokens=self.cached_tokens,
             finish_reason="stop" if stopped else delta.finish,
             stop_reason=piece.stop if stopped else delta.stop_token,
+            prompt_logprobs=delta.prompt_logprobs or [],
+            timings=delta.timings,
         )

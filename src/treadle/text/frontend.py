@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from treadle.errors import (
     EngineError,
@@ -30,12 +31,17 @@ from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
+    Done,
     Failed,
     Finish,
     FromEngine,
+    Pause,
     Progress,
     Ready,
+    ResetCache,
+    Resume,
     Stats,
+    ToEngine,
 )
 from treadle.wire.sampling_params import SamplingParams
 
@@ -89,6 +95,8 @@ class _Inbox:
 class _Answer:
     """One Generate in the engine's hands."""
 
+    request_id: str
+    """The caller's, which several answers may share."""
     choice: Choice
     inbox: _Inbox
     sent_s: float
@@ -114,6 +122,8 @@ class Frontend:
         self._observer = observer
         self._announce = announce
         self._answers: dict[str, _Answer] = {}
+        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._call_numbers = itertools.count()
         self._text: ModelText | None = None
         self._engine: Ready | None = None
         self._refusal: TreadleError | None = None
@@ -170,6 +180,32 @@ class Frontend:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.inbox.fail(error)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error.with_traceback(None))
+
+    async def pause(self, mode: Literal["abort", "wait", "keep"]) -> bool:
+        """Have the engine start no further step; see wire.messages.Pause. Whether it has done so:
+        with "wait" it has not if somebody resumes meanwhile."""
+        return await self._call(lambda call: Pause(call, mode))
+
+    async def resume(self) -> bool:
+        return await self._call(Resume)
+
+    async def reset_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing forgotten, while requests run."""
+        return await self._call(ResetCache)
+
+    def abort(self, request_id: str) -> bool:
+        """End the answers of the request that `generate` was given under this id, with reason
+        "abort"; whether there were any."""
+        answers = [key for key, answer in self._answers.items() if answer.request_id == request_id]
+        self._channel.send([Abort(key) for key in answers])
+        return bool(answers)
+
+    def abort_all(self) -> None:
+        self._channel.send([Abort(key) for key in self._answers])
 
     def say_bye(self) -> None:
         """Have the engine end its requests, with finish "abort", and itself."""
@@ -208,7 +244,7 @@ class Frontend:
         now = time.monotonic()
         for index, generate in enumerate(generates):
             choice = Choice(index, AnswerText(tokenizer, generate.params))
-            self._answers[generate.request_id] = _Answer(choice, inbox, now)
+            self._answers[generate.request_id] = _Answer(request_id, choice, inbox, now)
         self._channel.send(generates)
         try:
             while inbox.num_open:
@@ -249,6 +285,21 @@ class Frontend:
                 self._settle_if_ready()
             case Stats():
                 self.stats = message
+            case Done():
+                call = self._calls.pop(message.call, None)
+                if call is not None and not call.done():
+                    call.set_result(message.ok)
+
+    async def _call(self, make: Callable[[int], ToEngine]) -> bool:
+        self._require_ready()
+        number = next(self._call_numbers)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._calls[number] = done
+        self._channel.send([make(number)])
+        try:
+            return await done
+        finally:
+            self._calls.pop(number, None)
 
     def _take_delta(self, delta: Delta) -> None:
         answer = self._answers.get(delta.request_id)

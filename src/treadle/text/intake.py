@@ -32,6 +32,7 @@ class Accepted:
 
     prompt: list[int]
     params: SamplingParams
+    bad_words: list[list[int]] = dataclasses.field(default_factory=list)
 
 
 def check(
@@ -48,7 +49,13 @@ def check(
             raise InvalidRequest(
                 f"prompt holds {token}; token ids run from 0 to {vocab_size - 1}", param="prompt"
             )
-    return Accepted(prompt, params)
+    if params.prompt_logprobs_start > len(prompt):
+        raise InvalidRequest(
+            f"scoring cannot start at token {params.prompt_logprobs_start}; the prompt has"
+            f" {len(prompt)}",
+            param="prompt_logprobs_start",
+        )
+    return Accepted(prompt, params, _spellings(params.bad_words or [], tokenizer))
 
 
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
@@ -73,10 +80,25 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
                 seed=drawn % 2**_SEED_BITS,
                 choice=choice,
                 cache_salt=cache_salt,
+                bad_words=request.bad_words,
             )
             for choice in range(params.n)
         )
     return generates
+
+
+def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Each word's tokens within a text, and those behind a space, where that is one token sequence
+    more of the same length (vLLM's rule)."""
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip() or word
+        inner = tokenizer.encode(bare, add_special=False)
+        spaced = tokenizer.encode(" " + bare, add_special=False)
+        found.append(inner)
+        if spaced[0] != inner[0] and len(spaced) == len(inner):
+            found.append(spaced)
+    return found
 
 
 def _end_turns(params: SamplingParams, engine: Ready, tokenizer: Tokenizer) -> SamplingParams:

@@ -69,6 +69,7 @@ class StepInputs:
         self,
         max_tokens: int,
         max_rows: int,
+        max_logits: int,
         arrays: Sequence[int],
         slots: Sequence[int],
         tables: Sequence[int],
@@ -111,6 +112,7 @@ class Logits:
     def __init__(self, values: int, rows: int, vocabulary: int, stride: int) -> None: ...
 
 def edit(logits: Logits, count: int, arrays: Sequence[int]) -> None: ...
+def mask(logits: Logits, count: int, rows: int, allowed: int) -> None: ...
 def sample(backend: Backend, logits: Logits, arrays: Sequence[int], out: int) -> None: ...
 def top_logprobs(
     backend: Backend, logits: Logits, rows: int, count: int, num_top: int, out: Sequence[int]

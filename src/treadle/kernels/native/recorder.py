@@ -218,7 +218,7 @@ class NativeRecorder:
 
     def _allocate(self, rows: Rows, width: int, forms: frozenset[Form]) -> NativeBuffer:
         check(not self._finished, "the recording is finished")
-        capacity = self._limits.tokens if rows is Rows.TOKENS else self._limits.rows
+        capacity = self._limits.tokens if rows is Rows.TOKENS else self._limits.logits
         buffer = allocate_buffer(rows, capacity, width, forms)
         self._keep.append(buffer)
         self._buffers.add(id(buffer))
@@ -292,6 +292,7 @@ def _place_inputs(inputs: StepInputs) -> _native.StepInputs:
     return _native.StepInputs(
         inputs.limits.tokens,
         inputs.limits.rows,
+        inputs.limits.logits,
         [array.ctypes.data for array in arrays],
         [array.ctypes.data for array in inputs.slots],
         [array.ctypes.data for array in inputs.tables],

@@ -6,7 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.kernels.native import _native
-from treadle.kernels.ops import FloatArray, IntArray, LogitEdits, SampleRows, TopLogprobs
+from treadle.kernels.ops import (
+    FloatArray,
+    IntArray,
+    LogitEdits,
+    MaskArray,
+    SampleRows,
+    TopLogprobs,
+)
 
 
 class NativeSampling:
@@ -28,6 +35,15 @@ class NativeSampling:
             _floats(edits.subtract, count),
         ]
         _native.edit(_place(logits), count, [array.ctypes.data for array in arrays])
+
+    def mask(self, logits: FloatArray, rows: IntArray, allowed: MaskArray) -> None:
+        count, words = len(rows), -(-logits.shape[1] // 32)
+        wanted = _ints(rows, count)
+        _check_range(wanted, logits.shape[0], "a mask for a row that there is not")
+        bits = np.ascontiguousarray(allowed, np.uint32)
+        if bits.shape != (count, words):
+            raise ValueError(f"masks of shape {bits.shape} where {(count, words)} is due")
+        _native.mask(_place(logits), count, wanted.ctypes.data, bits.ctypes.data)
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
         count = len(rows)

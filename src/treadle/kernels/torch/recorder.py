@@ -289,7 +289,7 @@ class TorchRecorder:
         return TorchProgram(tuple(self._ops), _readable(logits), self._threads)
 
     def _allocate(self, rows: Rows, width: int, forms: frozenset[Form]) -> TorchBuffer:
-        limit = self._limits.tokens if rows is Rows.TOKENS else self._limits.rows
+        limit = self._limits.tokens if rows is Rows.TOKENS else self._limits.logits
         return allocate(rows, limit, width, forms)
 
     def _add(self, op: Op) -> None:

@@ -8,7 +8,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from treadle.kernels.ops import FloatArray, IntArray, LogitEdits, SampleRows, TopLogprobs
+from treadle.kernels.ops import (
+    FloatArray,
+    IntArray,
+    LogitEdits,
+    MaskArray,
+    SampleRows,
+    TopLogprobs,
+)
 
 
 class TorchSampling:
@@ -19,6 +26,11 @@ class TorchSampling:
         x = logits[where] + edits.add
         x = np.where(x > 0, x / edits.repetition, x * edits.repetition)
         logits[where] = x - edits.subtract
+
+    def mask(self, logits: FloatArray, rows: IntArray, allowed: MaskArray) -> None:
+        bits = np.unpackbits(allowed.view(np.uint8), axis=1, bitorder="little")
+        keep = bits[:, : logits.shape[1]].astype(np.bool_)
+        logits[rows] = np.where(keep, logits[rows], -np.inf)
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
         chosen = torch.from_numpy(logits)[torch.from_numpy(rows)]

@@ -1,0 +1,51 @@
+"""What the engine accepts: a request that window and KV pool can hold, of ids that exist.
+
+The text side has checked the same with better words; here it is checked against what is, so that
+nothing behind this point can meet a request that never ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from treadle.errors import InvalidRequest, PromptTooLong
+from treadle.wire.messages import Generate
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What the engine must know of the model and its own size to accept and end requests."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    overlap_depth: int
+    resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The settings in effect, for people to look at."""
+
+
+def longest_answer(message: Generate, served: Served, capacity_tokens: int) -> int:
+    """The most tokens the answer may have. Raises when window or pool can never hold them."""
+    message.params.check(served.vocab_size)
+    num_prompt, asked = len(message.prompt), message.params.max_tokens
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    ids = [*message.prompt, *(token for word in message.bad_words for token in word)]
+    if min(ids) < 0 or max(ids) >= served.vocab_size:
+        limit = served.vocab_size - 1
+        raise InvalidRequest(f"prompt token ids run from 0 to {limit}", param="prompt")
+    if not all(message.bad_words):
+        raise InvalidRequest("a bad word has no token", param="bad_words")
+    least = 1 if asked is None else asked
+    for what, limit in (
+        ("the model's window", served.max_model_len),
+        ("the KV cache", capacity_tokens),
+    ):
+        if num_prompt + least > limit:
+            raise PromptTooLong(
+                f"{what} holds {limit} tokens; the prompt has {num_prompt}"
+                + (f" and max_tokens is {asked}" if asked else ""),
+                param="prompt" if num_prompt >= limit else "max_tokens",
+            )
+    return min(served.max_model_len, capacity_tokens) - num_prompt if asked is None else asked
