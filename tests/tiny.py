@@ -97,6 +97,20 @@ def write_tiny(tiny: TinyLlama, folder: Path) -> Path:
     return path
 
 
+def save_tiny_folder(tiny: TinyLlama, folder: Path) -> Path:
+    """The same model and tokenizer as a Hugging Face folder, in more than two shards."""
+    tiny_reference(tiny).save_pretrained(folder, max_shard_size="100KB")
+    tokens, merges = _vocabulary()
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    ids = {token: index for index, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, pairs))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def tiny_config(tiny: TinyLlama, **changes: Any) -> LlamaConfig:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     if tiny.llama3_rope:

@@ -1,11 +1,13 @@
 """Tiny random models of every architecture: transformers builds them, and saves them as folders.
 
 Weights are scaled, and constants chosen, so that logits vary and every part of the arithmetic shows
-in them. Windows and original contexts are shorter than the texts that tests use.
+in them. Windows and original contexts are shorter than the texts that tests use. Weight types whose
+blocks have 256 values need wider rows than most of these models have: `WIDE` and `UNEVEN`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -16,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 VOCAB_SIZE = 97
@@ -169,18 +172,18 @@ MODELS: Mapping[str, Tiny] = {
     ),
     "yarn": Tiny(
         "Llama",
-        _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+        _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=60),
     ),
     "yarn-scaled": Tiny(
         "Llama",
         _rope(
             rope_type="yarn",
             factor=8.0,
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=64,
             mscale=1.0,
             mscale_all_dim=0.5,
-            beta_fast=16.0,
-            beta_slow=2.0,
+            beta_fast=4.0,
+            beta_slow=1.2,
             truncate=False,
         ),
     ),
@@ -189,7 +192,7 @@ MODELS: Mapping[str, Tiny] = {
         _rope(
             rope_type="yarn",
             factor=4.0,
-            original_max_position_embeddings=64,
+            original_max_position_embeddings=60,
             attention_factor=1.3,
         ),
     ),
@@ -197,6 +200,30 @@ MODELS: Mapping[str, Tiny] = {
 
 
 FIRST_OF_KIND = tuple({tiny.kind: name for name, tiny in reversed(MODELS.items())}.values())
+WITH_EXPERTS = ("mixtral", "qwen3-moe")
+
+
+def _wider(name: str, **widths: int) -> Tiny:
+    """With 256 values in the rows of all matrices that read the hidden state or attention."""
+    tiny = MODELS[name]
+    options = {**tiny.options, tiny.renamed.get("hidden_size", "hidden_size"): 256}
+    options |= {key: value for key, value in widths.items() if key in options or key in _COMMON}
+    if "head_dim" in options:
+        options["head_dim"] = 64
+    if "num_experts_per_tok" in options:
+        options["num_hidden_layers"] = 2
+    return dataclasses.replace(tiny, options=options)
+
+
+WIDE = {
+    f"{name}-wide": _wider(name, intermediate_size=256, n_inner=256, moe_intermediate_size=256)
+    for name in FIRST_OF_KIND
+}
+"""Rows of 256 everywhere."""
+UNEVEN = {f"{name}-uneven": _wider(name) for name in FIRST_OF_KIND}
+"""Rows of 256, but of 96 or 40 in what leaves a feed-forward block."""
+
+_ALL = {**MODELS, **WIDE, **UNEVEN}
 
 Rounding = Callable[[str, np.ndarray], np.ndarray]
 """What a file's weight type makes of a tensor."""
@@ -204,19 +231,23 @@ Rounding = Callable[[str, np.ndarray], np.ndarray]
 
 def tiny_model(name: str, rounding: Rounding | None = None, **changes: Any) -> PreTrainedModel:
     """The model in float32; `changes` are made to its config, not to its weights."""
-    tiny = MODELS[name]
+    tiny = _ALL[name]
     options = {**tiny.config_options(), **changes}
     model = _build(tiny, options)
-    state = _state(name)
+    state = tiny_weights(name)
     if rounding is not None:
-        state = {key: torch.from_numpy(rounding(key, w.numpy())) for key, w in state.items()}
+        state = {key: rounding(key, values) for key, values in state.items()}
     # What a change leaves out has no weights to load.
-    model.load_state_dict({key: state[key] for key in model.state_dict()})
+    model.load_state_dict({key: torch.from_numpy(state[key]) for key in model.state_dict()})
     return model.eval()
 
 
+def tiny_config(name: str) -> PreTrainedConfig:
+    return _config(_ALL[name], _ALL[name].config_options())
+
+
 def model_type(name: str) -> str:
-    found: str = _config_class(MODELS[name].kind).model_type
+    found: str = _config_class(_ALL[name].kind).model_type
     return found
 
 
@@ -238,9 +269,16 @@ def change_config(path: Path, **changes: Any) -> None:
 
 def _build(tiny: Tiny, options: Mapping[str, Any]) -> PreTrainedModel:
     head = "LMHeadModel" if tiny.kind == "GPT2" else "ForCausalLM"
-    config = _config_class(tiny.kind)(**options)
-    model: PreTrainedModel = getattr(transformers, f"{tiny.kind}{head}")(config)
+    with no_init_weights():
+        model: PreTrainedModel = getattr(transformers, f"{tiny.kind}{head}")(_config(tiny, options))
+    model.tie_weights()  # part of what was left out
     return model
+
+
+def _config(tiny: Tiny, options: Mapping[str, Any]) -> PreTrainedConfig:
+    # transformers writes into what it is given.
+    config: PreTrainedConfig = _config_class(tiny.kind)(**copy.deepcopy(dict(options)))
+    return config
 
 
 def _config_class(kind: str) -> Any:
@@ -249,16 +287,20 @@ def _config_class(kind: str) -> Any:
 
 
 @functools.cache
-def _state(name: str) -> dict[str, torch.Tensor]:
-    tiny = MODELS[name]
+def tiny_weights(name: str) -> Mapping[str, np.ndarray]:
+    """Under transformers' names."""
+    tiny = _ALL[name]
     model = _build(tiny, tiny.config_options())
     rng = np.random.default_rng(0)
     state = {}
     for key, old in sorted(model.state_dict().items()):
         values = rng.normal(size=tuple(old.shape)) * _spread(key, tiny)
+        if values.ndim > 1 and not _is_embedding(key):
+            # A sum of more terms needs smaller ones to be as large.
+            values *= (64 / model.config.hidden_size) ** 0.5
         if _is_norm(key) and not tiny.kind.startswith("Gemma"):
             values += 1
-        state[key] = torch.from_numpy(values.astype(np.float32))
+        state[key] = values.astype(np.float32)
     if model.config.tie_word_embeddings:
         embedding = "transformer.wte.weight" if tiny.kind == "GPT2" else "model.embed_tokens.weight"
         state["lm_head.weight"] = state[embedding]
@@ -269,11 +311,15 @@ def _is_norm(key: str) -> bool:
     return key.endswith("weight") and ("norm" in key or ".ln_" in key)
 
 
+def _is_embedding(key: str) -> bool:
+    return "embed" in key or ".wte" in key or ".wpe" in key
+
+
 def _spread(key: str, tiny: Tiny) -> float:
     """Small embeddings, so that epsilon matters; large logits, so that everything does."""
     if _is_norm(key) or key.endswith("bias"):
         return 0.2
-    if "embed" in key or ".wte" in key or ".wpe" in key:
+    if _is_embedding(key):
         return 0.15 if tiny.kind.startswith("Gemma") else 0.05
     if "lm_head" in key:
         return 0.3

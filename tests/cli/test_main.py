@@ -72,12 +72,20 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "threads": 5,
         "host": "::1",
         "port": 0,
+        "api_key": ["one", "two"],
+        "admin_api_key": "three",
+        "allowed_origins": ["https://a.example", "*"],
+        "incremental_streaming_output": True,
+        "health_generate_timeout": 1.5,
     }
-    arguments = [
-        part
-        for name, value in values.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    arguments = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            arguments.append(option)
+        else:
+            for item in value if isinstance(value, list) else [value]:
+                arguments += [option, str(item)]
     assert run(["serve", "some.gguf", *arguments]) == 0
     engine, server = seen.pop()
     flat: dict[str, object] = {}
@@ -86,7 +94,18 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flat == {"model": "some.gguf", **values}
 
     assert run(["serve"]) == 0
-    assert seen == [(EngineSettings(), ServerSettings())]
+    assert seen.pop() == (EngineSettings(), ServerSettings())
+
+    monkeypatch.setenv("TREADLE_API_KEY", "from-the-environment")
+    monkeypatch.setenv("TREADLE_ADMIN_API_KEY", "this-too")
+    assert run(["serve"]) == 0
+    assert seen[0][1].api_key == ["from-the-environment"]
+    assert seen[0][1].admin_api_key == "this-too"
+
+
+def test_an_empty_key_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--api-key", "secret", "--api-key", ""]) == 1
+    assert capsys.readouterr().err == "treadle: api_key[1]: expected `str` of length >= 1\n"
 
 
 @pytest.mark.parametrize(

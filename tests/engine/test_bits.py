@@ -20,10 +20,12 @@ from tests.engine.bits import (
     total,
 )
 from tests.tiny import VOCAB_SIZE, tiny_llama
+from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import FIRST_OF_KIND, POSITIONS, save_tiny
 from tests.tiny_models import VOCAB_SIZE as MODEL_VOCAB_SIZE
 from treadle.config.settings import Isa
 from treadle.kernels.native.backend import available_variants
+from treadle.kernels.ops import WeightType
 from treadle.wire.messages import Generate, Stats
 
 LONGEST = 200 + 70
@@ -96,27 +98,46 @@ def test_other_variants(isa: Isa, tiny_folder: Path) -> None:
         check_bits(tiny_llama(weight_type, tiny_folder), messages, isa, "f16")
 
 
+def check_architecture(path: Path, messages: list[Generate], schedules: Sequence[Schedule]) -> None:
+    """Whose layers may look back no further than a window."""
+    alone = answers_alone(path, messages, kv_dtype="f32", window=POSITIONS)
+    hits = 0
+    for schedule in schedules:
+        # A group with a window has its share of the pool, and needs all of one window.
+        roomy = dataclasses.replace(schedule, window=POSITIONS, kv_tokens=schedule.kv_tokens + 600)
+        engine = start(path, roomy, kv_dtype="f32")
+        for warmth in ("cold", "warm"):
+            answers = serve(engine, messages, roomy)
+            for key, answer in alone.items():
+                assert answers[key] == answer, (key, warmth, roomy)
+        hits += engine.stats().prefix_hits
+        assert engine.stats().kv_usage == 0
+        engine.close()
+    assert hits > 0
+
+
 @pytest.mark.parametrize("name", FIRST_OF_KIND)
 def test_architectures(name: str, tiny_folder: Path) -> None:
     """Windows, soft-caps, norms of every kind, learned positions, experts; from directories."""
     path = save_tiny(name, tiny_folder / name)
     messages = requests(random.Random(name), MODEL_VOCAB_SIZE, 12, longest=150)
-    alone = answers_alone(path, messages, kv_dtype="f32", window=POSITIONS)
     rng = random.Random(f"schedules of {name}")
-    hits = 0
-    for _ in range(4):
-        schedule = dataclasses.replace(random_schedule(rng, 150 + 70), window=POSITIONS)
-        # A group with a window has its share of the pool, and needs all of one window.
-        schedule = dataclasses.replace(schedule, kv_tokens=schedule.kv_tokens + 600)
-        engine = start(path, schedule, kv_dtype="f32")
-        for warmth in ("cold", "warm"):
-            answers = serve(engine, messages, schedule)
-            for key, answer in alone.items():
-                assert answers[key] == answer, (key, warmth, schedule)
-        hits += engine.stats().prefix_hits
-        assert engine.stats().kv_usage == 0
-        engine.close()
-    assert hits > 0
+    check_architecture(path, messages, [random_schedule(rng, 150 + 70) for _ in range(4)])
+
+
+@pytest.mark.parametrize("name", FIRST_OF_KIND)
+def test_architectures_with_mixed_types(name: str, tiny_folder: Path) -> None:
+    """Rows of every length, and products whose parts differ in type."""
+    path = write_tiny_gguf(f"{name}-uneven", tiny_folder, "q4_k_m")
+    messages = requests(random.Random(name), MODEL_VOCAB_SIZE, 8, longest=150)
+    check_architecture(path, messages, FEW_SCHEDULES)
+
+
+@pytest.mark.parametrize("weight_type", WeightType)
+def test_experts_of_every_type(weight_type: WeightType, tiny_folder: Path) -> None:
+    path = write_tiny_gguf("mixtral-wide", tiny_folder, weight_type)
+    messages = requests(random.Random(weight_type), MODEL_VOCAB_SIZE, 8, longest=150)
+    check_architecture(path, messages, FEW_SCHEDULES[:2])
 
 
 def test_the_demo_model(demo_gguf: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from treadle.kernels.ops import Backend
 from treadle.kernels.torch.backend import TorchBackend
@@ -21,6 +22,15 @@ def native_backend() -> Backend:
         threads=2
     )
     return backend
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For transformers: tiny models gain nothing from more, and lose much on busy machines."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["torch", "native"], scope="module")

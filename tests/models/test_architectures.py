@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from tests.models.parity import (
     largest_difference,
     mean_divergence,
     our_logits,
-    quantised_inputs,
     reference_logits,
+    rounded_logits,
 )
-from tests.tiny_gguf import NOT_IN_GGUF, rounded_as, write_tiny_gguf
+from tests.tiny_gguf import NOT_IN_GGUF, write_tiny_gguf
 from tests.tiny_models import MODELS, VOCAB_SIZE, save_tiny, tiny_model
 from treadle.kernels.ops import Backend, FloatArray
 from treadle.models.loader import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 IDS = np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist()
 """Longer than two attention pieces, every window and every original context."""
@@ -35,13 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def expected(name: str, weight_type: str = "f32") -> FloatArray:
+def expected(name: str, types: str = "f32") -> FloatArray:
     """Logits of transformers, on weights and inputs of products as such a file means them."""
-    if weight_type == "f32":
-        return reference_logits(tiny_model(name), IDS)
-    model = tiny_model(name, rounded_as(weight_type))
-    with quantised_inputs(model) if weight_type == "q8_0" else nullcontext():
-        return reference_logits(model, IDS)
+    return rounded_logits(name, types, IDS).quantised
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,7 +77,7 @@ def test_quantised(backend: Backend, folder: Path, name: str) -> None:
 
 
 def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Changes of 10 % to each constant of a config."""
+    """Changes of 10 % to each constant of a config, and of one to each count of experts."""
     options = MODELS[name].config_options()
     found: list[tuple[str, dict[str, Any]]] = [
         (key, {key: options[key] * 1.1})
@@ -95,18 +93,38 @@ def mistakes(name: str) -> list[tuple[str, dict[str, Any]]]:
         found.append(("window", {"sliding_window": options["sliding_window"] * 11 // 10}))
     if "query_pre_attn_scalar" in options:
         found.append(("scale", {"query_pre_attn_scalar": 11}))
+    if "num_experts_per_tok" in options:
+        found.append(("experts", {"num_experts_per_tok": options["num_experts_per_tok"] + 1}))
+        if "norm_topk_prob" in options:
+            found.append(("renormalise", {"norm_topk_prob": not options["norm_topk_prob"]}))
+    for key, changed in (
+        ("partial_rotary_factor", 0.625),
+        ("original_max_position_embeddings", 70),
+    ):
+        if key in options:
+            found.append((key, {key: changed}))
     rope = options.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     if name == "gpt2":
         return found
     if "full_attention" in rope:
         for kind, own in rope.items():
-            changed = {**own, "rope_theta": own["rope_theta"] * 1.1}
-            found.append((f"rope of {kind}", {"rope_parameters": {**rope, kind: changed}}))
+            found += [
+                (f"{kind}: {key}", {"rope_parameters": {**rope, kind: changed}})
+                for key, changed in rope_mistakes(own)
+            ]
         return found
-    for key in ("rope_theta", "factor"):
-        if key in rope:
-            changed = {**rope, key: rope[key] * 1.1}
-            found.append((f"rope {key}", {"rope_parameters": changed}))
+    return found + [(key, {"rope_parameters": changed}) for key, changed in rope_mistakes(rope)]
+
+
+def rope_mistakes(rope: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Of all but the divisors of short contexts, which these texts are no longer."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for key, value in rope.items():
+        if key not in ("rope_type", "short_factor"):
+            changed: Any = (
+                not value if isinstance(value, bool) else np.multiply(value, 1.1).tolist()
+            )
+            found.append((key, {**rope, key: int(changed) if type(value) is int else changed}))
     return found
 
 

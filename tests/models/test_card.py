@@ -65,7 +65,7 @@ def test_sizes() -> None:
     assert (made.heads, made.kv_heads, made.head_dim, made.ropes[0].rotary_dim) == (4, 2, 16, 16)
     assert (made.wiring.norm_eps, made.ropes[0].theta) == (1e-5, 10000.0)
     assert made.ropes[0].scaling == Plain()
-    assert (made.bos_id, made.eos_ids) == (1, (3, 7))
+    assert (made.bos_id, made.eos_ids) == (1, (7, 3))
     assert (made.max_positions, made.weight_bytes) == (2048, 2 * 100 * 64 * 4)
     assert made.kv_specs(block_size=16, type="f16") == (KVSpec(2, 2, 16, 16, "f16"),)
 

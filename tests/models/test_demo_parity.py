@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import gguf
 import numpy as np
 import pytest
 import tokenizers
@@ -19,6 +18,7 @@ from transformers.utils import logging
 
 from tests.models.parity import (
     MISTAKES,
+    Dequantising,
     log_softmax,
     mean_divergence,
     mistaken,
@@ -26,7 +26,7 @@ from tests.models.parity import (
     perplexity,
     reference_logits,
 )
-from treadle.kernels.ops import Backend, FloatArray, Matrix, RawTensor, WeightType
+from treadle.kernels.ops import Backend, FloatArray
 from treadle.kernels.torch.backend import TorchBackend
 from treadle.models.gguf import GGUFFile
 from treadle.models.loader import load_model
@@ -70,29 +70,6 @@ class Parity:
     expected: FloatArray  # [len(ids), vocab]
     ours: FloatArray  # [len(ids), vocab]
     float_ours: FloatArray  # [len(ids), vocab], weights dequantised first
-
-
-class Dequantising:
-    """A backend that gets every matrix in float32, dequantised by the `gguf` package.
-
-    Thirty layers of quantised activations hide a RoPE base 10 % off behind their own noise; without
-    them the forward pass itself can be compared closely.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
-        return self._backend.matrix([_dequantised(part) for part in parts])
-
-
-def _dequantised(tensor: RawTensor) -> RawTensor:
-    kind = gguf.GGMLQuantizationType[tensor.type.name]
-    values = gguf.quants.dequantize(tensor.data.reshape(tensor.shape[0], -1), kind)
-    return RawTensor(tensor.name, WeightType.F32, tensor.shape, values.view(np.uint8).reshape(-1))
 
 
 def _tokenise(path: Path) -> list[int]:

@@ -23,6 +23,8 @@ from treadle.kernels.torch.backend import TorchBackend
 from treadle.models.loader import load_model, read_card
 from treadle.models.safetensors import SafetensorsFolder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IDS = list(range(0, 60, 3))
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

@@ -19,12 +19,16 @@ from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
+    Done,
     Failed,
     Finish,
     FromEngine,
     Generate,
+    Pause,
     Progress,
     Ready,
+    ResetCache,
+    Resume,
     Stats,
     ToEngine,
     TokenLogprob,
@@ -67,10 +71,11 @@ class FakeEngine:
         self._seen: set[tuple[int, ...]] = set()
         self._cached: dict[str, int] = {}
         self._hits = 0
+        self._paused = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._outbox)
+        return bool(self._outbox or (self._requests and not self._paused))
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -79,11 +84,27 @@ class FakeEngine:
             case Abort(request_id):
                 self._end(request_id, "abort")
             case Bye():
+                self._paused = False
                 for request_id in list(self._requests):
                     self._end(request_id, "abort")
+            case Pause(call, mode):
+                if mode == "abort":
+                    for request_id in list(self._requests):
+                        self._end(request_id, "abort")
+                # Waiting for requests is for the real engine; here they stand still.
+                self._paused = True
+                self._outbox.append(Done(call, ok=mode != "wait" or not self._requests))
+            case Resume(call):
+                self._paused = False
+                self._outbox.append(Done(call, ok=True))
+            case ResetCache(call):
+                ok = not self._requests
+                if ok:
+                    self._seen.clear()
+                self._outbox.append(Done(call, ok=ok))
 
     def step(self) -> list[FromEngine]:
-        for request in list(self._requests.values()):
+        for request in [] if self._paused else list(self._requests.values()):
             self._advance(request)
         if any(request.prompt[0] in (SLOW, HOLD) for request in self._requests.values()):
             time.sleep(SLOW_TOKEN_S)
@@ -99,6 +120,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             kv_capacity_tokens=KV_TOKENS,
             eos_token_ids=[EOS],
+            resolved={"kv_dtype": "f32"},
         )
 
     def stats(self) -> Stats:
@@ -126,6 +148,13 @@ class FakeEngine:
         self._seen.add(key)
         if request.prompt[0] == REFUSE_AT_ONCE:
             self._refuse(request)
+        elif request.params.prompt_logprobs is not None:
+            # In two parts, as a prompt computed in chunks is scored.
+            scores = self._prompt_scores(request)
+            for part in (scores[: len(scores) // 2], scores[len(scores) // 2 :]):
+                self._outbox.append(
+                    Delta(request_id=request.request_id, tokens=[], prompt_logprobs=part)
+                )
 
     def _advance(self, request: Generate) -> None:
         command = request.prompt[0]
@@ -181,10 +210,22 @@ class FakeEngine:
         if num_top is None:
             return None
         value = float("-inf") if request.prompt[0] == UNLIKELY else -0.5
+        return [self._score(request, token, value, num_top) for token in tokens]
+
+    def _prompt_scores(self, request: Generate) -> list[TokenLogprob]:
+        """Minus the position, for every token but the first."""
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        first = max(request.params.prompt_logprobs_start, 1)
         return [
-            TokenLogprob(token, value, 1, [(token + i, value - i) for i in range(num_top)])
-            for token in tokens
+            self._score(request, request.prompt[at], -float(at), num_top)
+            for at in range(first, len(request.prompt))
         ]
+
+    def _score(self, request: Generate, token: int, value: float, num_top: int) -> TokenLogprob:
+        top = [(token + i, value - i) for i in range(num_top)]
+        asked = [(one, -one / 4) for one in request.params.logprob_token_ids or []]
+        return TokenLogprob(token, value, 1, top, asked)
 
     def _refuse(self, request: Generate) -> None:
         self._forget(request.request_id)

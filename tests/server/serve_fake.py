@@ -1,4 +1,4 @@
-"""`treadle serve` with the scripted engine and a short grace: NAME [PORT [WINDOW]]."""
+"""`treadle serve` with the scripted engine and a short grace: NAME [PORT [WINDOW]] [--option …]."""
 
 from __future__ import annotations
 
@@ -16,5 +16,8 @@ if __name__ == "__main__":
     process.EngineProcess = fake  # type: ignore[misc,assignment]
     serve.Launch = functools.partial(serve.Launch, grace_s=GRACE_S)  # type: ignore[misc,assignment]
     names = ("--served-model-name", "--port", "--max-model-len")
-    options = [part for pair in zip(names, sys.argv[1:], strict=False) for part in pair]
-    sys.exit(main.run(["serve", *options]))
+    given = sys.argv[1:]
+    first = next((at for at, part in enumerate(given) if part.startswith("--")), len(given))
+    values = [*given[:first], "0"] if first == 1 else given[:first]
+    options = [part for pair in zip(names, values, strict=False) for part in pair]
+    sys.exit(main.run(["serve", *options, *given[first:]]))

@@ -120,7 +120,7 @@ def test_nulls_are_absent_fields(server: Served) -> None:
         ([], "messages"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"content": "x"}], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([*MESSAGES, {"role": 1, "content": "x"}], "messages[1].role"),
         (

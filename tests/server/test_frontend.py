@@ -338,3 +338,57 @@ def test_limits(text: ModelText) -> None:
             check([49152], SamplingParams(max_tokens=1))
 
     play(text, test)
+
+
+def test_others_get_their_turn_while_messages_pile_up() -> None:
+    class Flood(Wire):
+        """As ZMQ's socket with a backlog: receiving never waits."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_received = 0
+
+        async def receive(self) -> list[FromEngine]:
+            self.num_received += 1
+            assert self.num_received < 1000, "nobody else got a turn"
+            return []
+
+    async def play() -> None:
+        flood = Flood()
+        frontend = Frontend(flood, ["m"], observer=Record(), announce=lambda progress: None)
+        running = asyncio.create_task(frontend.run())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 5 < flood.num_received < 20
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(play())
+
+
+def test_an_id_in_flight_is_refused(text: ModelText) -> None:
+    async def play() -> None:
+        wire = Wire()
+        frontend = Frontend(wire, ["m"], observer=Record(), announce=lambda progress: None)
+        frontend.set_text(text)
+        running = asyncio.create_task(frontend.run())
+        await wire.deliver(READY)
+        accepted = frontend.check([5], SamplingParams())
+        first = frontend.generate([accepted], request_id="same")
+        waiting = asyncio.ensure_future(anext(first))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="'same' is running already"):
+            await anext(frontend.generate([accepted], request_id="same"))
+        assert [type(message) for message in wire.sent] == [Generate]
+        await wire.deliver(Delta(request_id="same-0", tokens=[5], finish="length"))
+        assert (await waiting)[0].token_ids == [5]
+        await first.aclose()
+        again = asyncio.ensure_future(anext(frontend.generate([accepted], request_id="same")))
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 2
+        again.cancel()
+        running.cancel()
+        await asyncio.gather(again, running, return_exceptions=True)
+
+    asyncio.run(play())

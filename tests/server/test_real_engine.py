@@ -25,11 +25,20 @@ PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3,", "def main
 class RealServed(Served):
     """`treadle serve` as a user starts it."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *options: str) -> None:
         self.name = model.stem
         self.log = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "treadle.cli.main", "serve", str(model), "--port", "0"],
+            [
+                sys.executable,
+                "-m",
+                "treadle.cli.main",
+                "serve",
+                str(model),
+                "--port",
+                "0",
+                *options,
+            ],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.DEVNULL,

@@ -213,7 +213,7 @@ class World:
         served = Served(
             vocab_size=VOCAB,
             max_model_len=self.window,
-            eos_token_ids=frozenset([EOS]),
+            eos_token_ids=(EOS,),
             overlap_depth=depth,
         )
         executor = LateExecutor(DigestRunner(groups, rows))

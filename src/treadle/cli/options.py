@@ -28,7 +28,7 @@ ENGINE_SECTIONS: tuple[type[msgspec.Struct], ...] = (
 
 _SCALARS: dict[type[types.Type], click.ParamType[Any]] = {
     types.StrType: click.STRING,
-    types.FloatType: click.FLOAT,
+    types.BoolType: click.BOOL,
 }
 
 
@@ -37,14 +37,7 @@ def settings_options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that adds an option for every field of the sections."""
     options = [
-        click.option(
-            f"--{field.encode_name.replace('_', '-')}",
-            field.name,
-            type=_click_type(_described(field)[1]),
-            help=_described(field)[0],
-            default=None if field.default in (None, msgspec.NODEFAULT) else field.default,
-            show_default=field.default is not None,
-        )
+        _option(field)
         for section in sections
         for field in _fields(section)
         if field.name not in without
@@ -56,6 +49,27 @@ def settings_options(
         return command
 
     return decorate
+
+
+def _option(field: types.Field) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A list is an option that may be repeated, a switch comes in two spellings, and a key may also
+    stand in the environment, where the list of processes does not show it."""
+    text, kind = _described(field)
+    name = field.encode_name.replace("_", "-")
+    switch = isinstance(kind, types.BoolType)
+    many = isinstance(kind, types.ListType)
+    # An empty list is made anew for each struct, so it is no default that could be shown.
+    open_ended = many or field.default in (None, msgspec.NODEFAULT)
+    return click.option(
+        f"--{name}/--no-{name}" if switch else f"--{name}",
+        field.name,
+        type=_click_type(kind.item_type if isinstance(kind, types.ListType) else kind),
+        help=text,
+        default=None if open_ended else field.default,
+        show_default=not open_ended,
+        multiple=many,
+        envvar=f"TREADLE_{field.name.upper()}" if name.endswith("api-key") else None,
+    )
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[types.Field, ...]:
@@ -82,4 +96,7 @@ def _click_type(kind: types.Type) -> click.ParamType[Any]:
         return click.Choice([str(value) for value in kind.values])
     if isinstance(kind, types.IntType):
         return click.IntRange(min=kind.ge, max=kind.le)
+    if isinstance(kind, types.FloatType):
+        low, high = kind.gt if kind.ge is None else kind.ge, kind.le
+        return click.FloatRange(min=low, max=high, min_open=kind.ge is None)
     return _SCALARS[type(kind)]

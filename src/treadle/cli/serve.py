@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
 from treadle.config.settings import (
@@ -13,26 +14,31 @@ from treadle.config.settings import (
     ModelSettings,
     ServerSettings,
     engine_settings,
+    server_settings,
 )
 
 
 @click.command()
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
-def serve(model: str, host: str, port: int, **given: Any) -> int:
+def serve(model: str, **given: Any) -> int:
     """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
+    own = {field.name for field in msgspec.structs.fields(ServerSettings)}
+    server = {name: given.pop(name) for name in own}
     settings = engine_settings({"model": model, **given})
-    return run(settings, ServerSettings(host=host, port=port))
+    return run(settings, server_settings(server))
 
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:
     """Serve until a signal or the engine's end; the exit status."""
-    from treadle.server.listen import listen, url_of
+    from treadle.server.listen import is_local, listen, url_of
 
     listener = listen(server.host, server.port)
     click.echo(
         f"treadle: listening on {url_of(listener)}, loading {settings.model.model}", err=True
     )
+    if not (server.api_key or is_local(listener)):
+        click.echo("treadle: no API key is set: anybody who reaches it may use it", err=True)
     from treadle.engine.process import EngineProcess
 
     engine = EngineProcess()
@@ -45,6 +51,7 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
             names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
             engine=engine,
+            server=server,
         )
         return run_server(listener, launch)
     finally:

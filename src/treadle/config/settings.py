@@ -22,6 +22,7 @@ Isa = Literal["portable", "avx2", "avx512"]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
+NotEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,30 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
     ] = 8000
+    api_key: Annotated[
+        list[NotEmpty],
+        Meta(description="A key that clients must send as a bearer token; more than one may do."),
+    ] = []
+    admin_api_key: Annotated[
+        NotEmpty | None,
+        Meta(description="The only key for what changes the server: aborting, pausing, flushing."),
+    ] = None
+    allowed_origins: Annotated[
+        list[NotEmpty],
+        Meta(description="A web page's origin that browsers may call from; '*' for any."),
+    ] = []
+    incremental_streaming_output: Annotated[
+        bool,
+        Meta(description="Stream what is new on /generate, in place of the answer so far."),
+    ] = False
+    health_generate_timeout: Annotated[
+        float,
+        Meta(description="Seconds in which /health_generate must see a token.", gt=0, le=3600),
+    ] = 20.0
+
+    def without_secrets(self) -> ServerSettings:
+        """The same without keys, to be shown."""
+        return msgspec.structs.replace(self, api_key=[], admin_api_key=None)
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +119,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+
+
+def server_settings(given: Mapping[str, object]) -> ServerSettings:
+    """The settings of these names; None means "not given". The error shows no value: it may be a
+    key."""
+    present = {name: value for name, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(present, ServerSettings)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        raise StartError(f"{path.rstrip('`')}: {reason[0].lower()}{reason[1:]}") from None
 
 
 def engine_settings(given: Mapping[str, object]) -> EngineSettings:

@@ -19,7 +19,8 @@ class Served:
 
     vocab_size: int
     max_model_len: int
-    eos_token_ids: frozenset[int]
+    eos_token_ids: tuple[int, ...]
+    """The model's own first."""
     overlap_depth: int
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The settings in effect, for people to look at."""

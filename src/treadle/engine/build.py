@@ -138,7 +138,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
     served = Served(
         vocab_size=card.vocab_size,
         max_model_len=resolved.max_model_len,
-        eos_token_ids=frozenset(card.eos_ids),
+        eos_token_ids=card.eos_ids,
         overlap_depth=resolved.overlap_depth,
         resolved=msgspec.to_builtins(resolved),
     )

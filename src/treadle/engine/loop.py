@@ -122,7 +122,7 @@ class Engine:
             max_model_len=self._served.max_model_len,
             vocab_size=self._served.vocab_size,
             kv_capacity_tokens=self._kv.capacity_tokens,
-            eos_token_ids=sorted(self._served.eos_token_ids),
+            eos_token_ids=list(self._served.eos_token_ids),
             resolved=self._served.resolved,
         )
 
@@ -241,8 +241,9 @@ class Engine:
     def _finish(self, request: Request, token: int) -> tuple[Finish | None, int | None]:
         params = request.params
         if request.num_output >= params.min_tokens:
-            if not params.ignore_eos and token in self._served.eos_token_ids:
-                return "stop", None
+            ends = self._served.eos_token_ids
+            if not params.ignore_eos and token in ends:
+                return "stop", None if token == ends[0] else token
             if token in params.stop_token_ids:
                 return "stop", token
         return ("length" if request.num_output >= request.max_tokens else None), None

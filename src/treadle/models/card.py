@@ -92,6 +92,7 @@ class ModelCard:
     max_positions: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    """Every token that ends an answer; the model's own end of text first."""
     tied_head: bool
     """Whether the embedding is also the head."""
     weight_bytes: int

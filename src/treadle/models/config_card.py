@@ -85,7 +85,7 @@ def card_from_config(
     vocab_size = fields.count("vocab_size")
     tied, names = fields.flag("tie_word_embeddings", False), folder_names(family, tensors)
     surplus = names.roles["head"] if tied and names.roles["head"] in tensors else None
-    eos = {t for source in (fields, generation) for t in source.tokens("eos", vocab_size)}
+    eos = [t for source in (fields, generation) for t in source.tokens("eos", vocab_size)]
     card = ModelCard(
         architecture=fields.text("model_type"),
         name=name,
@@ -99,7 +99,7 @@ def card_from_config(
         wiring=family.wiring(fields, sizes),
         max_positions=dynamic_positions(ropes, fields.count("max_positions")),
         bos_id=next(iter(fields.tokens("bos", vocab_size)), None),
-        eos_ids=tuple(sorted(eos)),
+        eos_ids=tuple(dict.fromkeys(eos)),
         tied_head=tied,
         weight_bytes=_weight_bytes(names, tensors, surplus),
         notes=() if surplus is None else (_tied_note(surplus),),

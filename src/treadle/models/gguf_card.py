@@ -156,4 +156,4 @@ def _vocab_size(tensors: Mapping[str, RawTensor]) -> int:
 def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     """The ends of a text, of a turn and of a message all end an answer."""
     ids = (token for name in ("eos", "eot", "eom") for token in fields.tokens(name, vocab_size))
-    return tuple(sorted(set(ids)))
+    return tuple(dict.fromkeys(ids))

@@ -32,6 +32,10 @@ GGUF = TensorNames(
         "expert_gate": "blk.{layer}.ffn_gate_exps.weight",
         "expert_up": "blk.{layer}.ffn_up_exps.weight",
         "expert_down": "blk.{layer}.ffn_down_exps.weight",
+        # Until 2024 each expert had tensors of its own.
+        "old_expert_gate": "blk.{layer}.ffn_gate.{expert}.weight",
+        "old_expert_up": "blk.{layer}.ffn_up.{expert}.weight",
+        "old_expert_down": "blk.{layer}.ffn_down.{expert}.weight",
     },
     # Divisors of the rotary frequencies belong to the card.
     ignored=(r"rope_freqs\.weight", r"rope_factors_(short|long)\.weight"),

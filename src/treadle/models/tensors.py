@@ -184,8 +184,8 @@ def _plan_experts(planner: _Planner, layer: int, experts: Experts) -> None:
     hidden, width = planner.card.hidden, experts.width
     fused = [("experts_gate_up", 2 * width)]
     split = [("expert_gate", width), ("expert_up", width)]
+    old = [("old_expert_gate", width), ("old_expert_up", width)]
     planner.matrix(f"{layer}.router", "router", (experts.count, hidden), layer)
-    planner.experts("experts_gate_up", [fused, split], hidden, layer)
-    planner.experts(
-        "experts_down", [[("experts_down", hidden)], [("expert_down", hidden)]], width, layer
-    )
+    planner.experts("experts_gate_up", [fused, old, split], hidden, layer)
+    downs = ("experts_down", "old_expert_down", "expert_down")
+    planner.experts("experts_down", [[(role, hidden)] for role in downs], width, layer)

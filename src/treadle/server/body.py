@@ -1,4 +1,4 @@
-"""From an HTTP body to a typed request, or to a 400 that names what is wrong and where."""
+"""From an HTTP body or query to a typed request, or to a 400 that names what is wrong and where."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MAX_BODY_BYTES = 32 << 20
 _EXPLAIN_BELOW_BYTES = 1 << 20
 """Longer bodies that are not JSON are not read a second time to say why."""
 
+_ABOUT_FIELD = re.compile(r".*(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
 _PLACED = re.compile(r"(?P<what>.*) - at (?:`\w+` in )?`\$\.?(?P<path>[^`]*)`", re.DOTALL)
 
 
@@ -48,6 +49,14 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise _wrong_json(body, error) from None
 
 
+def decode_query(kind: type[T], request: Request) -> T:
+    """The query's parameters; those that `kind` does not name are ignored, as in a body."""
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from None
+
+
 def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is longer than {max_bytes} bytes")
 
@@ -58,6 +67,9 @@ def _wrong_field(message: str) -> InvalidRequest:
     what = what.replace(" | null`", "`")
     what = what[:1].lower() + what[1:]
     path = placed["path"] if placed is not None else ""
+    if about := _ABOUT_FIELD.match(what):
+        field = f"{path}.{about['name']}".lstrip(".")
+        return InvalidRequest(f"{path or 'the body'}: {what}", param=field)
     return InvalidRequest(f"{path or 'the body'}: {what}", param=path or None)
 
 

@@ -5,6 +5,7 @@ Imports next to nothing: it runs before the engine's process is even started.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 
@@ -36,6 +37,11 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _cannot(host: str, port: int, error: Exception) -> StartError:

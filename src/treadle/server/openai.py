@@ -17,17 +17,18 @@ from typing import Any, Literal
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from treadle.errors import InvalidRequest, ModelNotFound
 from treadle.server.answers import ChatShape, CompletionShape, Shape, Tally
 from treadle.server.body import decode, read_body
-from treadle.server.errors import JSON
+from treadle.server.route import Endpoint, json_response
 from treadle.server.schema import (
     Answer,
+    ChatChoice,
     ChatMessage,
     ChatRequest,
     Choice,
+    CompletionChoice,
     CompletionRequest,
     GenerationRequest,
     ModelCard,
@@ -65,21 +66,47 @@ class OpenAI:
         self._completion = msgspec.json.Decoder(CompletionRequest)
         self._chat = msgspec.json.Decoder(ChatRequest)
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-            Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/v1/chat/completions", self._chats, methods=["POST"]),
+            Endpoint(
+                "/v1/models", self._models, "The served model.", answer=ModelList, errors=(503,)
+            ),
+            Endpoint(
+                "/v1/models/{model:path}",
+                self._model,
+                "The served model, by a name of its.",
+                answer=ModelCard,
+                errors=(404, 503),
+            ),
+            Endpoint(
+                "/v1/completions",
+                self._completions,
+                "Continue prompts.",
+                methods=("POST",),
+                body=CompletionRequest,
+                answer=Answer[CompletionChoice],
+                streams=True,
+                errors=(404,),
+            ),
+            Endpoint(
+                "/v1/chat/completions",
+                self._chats,
+                "Answer a chat.",
+                methods=("POST",),
+                body=ChatRequest,
+                answer=Answer[ChatChoice],
+                streams=True,
+                errors=(404,),
+            ),
         ]
 
     async def _models(self, request: Request) -> Response:
         del request
-        return _json(ModelList([self._card()]))
+        return json_response(ModelList([self._card()]))
 
     async def _model(self, request: Request) -> Response:
         self._require_served(request.path_params["model"])
-        return _json(self._card())
+        return json_response(self._card())
 
     async def _completions(self, http: Request) -> Response:
         request = decode(self._completion, await read_body(http))
@@ -143,9 +170,9 @@ class OpenAI:
     async def _answer(self, http: Request, exchange: _Exchange) -> Response:
         if exchange.request.stream:
             return EventStream(self._events(exchange))
-        return _json(await unless_gone(http.receive, self._whole(exchange)))
+        return json_response(await unless_gone(http.receive, self._whole(exchange)))
 
-    async def _whole(self, exchange: _Exchange) -> Answer:
+    async def _whole(self, exchange: _Exchange) -> Answer[Choice]:
         tally = Tally(exchange.accepted)
         answers: dict[int, ChoiceDelta] = {}
         async with contextlib.aclosing(self._generate(exchange)) as arrivals:
@@ -198,7 +225,7 @@ class OpenAI:
         choices: list[Choice],
         *,
         usage: Usage | msgspec.UnsetType = msgspec.UNSET,
-    ) -> Answer:
+    ) -> Answer[Choice]:
         return Answer(exchange.id, kind, exchange.created, self._frontend.name, choices, usage)
 
 
@@ -285,7 +312,3 @@ def _content(message: ChatMessage, where: str) -> str:
             raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
         texts.append(part.text)
     return "\n".join(texts)
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type=JSON)

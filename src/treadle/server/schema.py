@@ -7,7 +7,7 @@ change the answer and are not implemented are declared, and refused when they ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -285,16 +285,17 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 Choice = CompletionChoice | ChatChoice | ChatChunkChoice
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, Generic[ChoiceT]):
     """A whole answer, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion", "chat.completion", "chat.completion.chunk"]
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChoiceT]
     usage: Usage | UnsetType | None = UNSET
 
 

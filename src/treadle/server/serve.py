@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import uvicorn
+from starlette.applications import Starlette
 
-from treadle.config.settings import EngineSettings
+from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
 from treadle.server.listen import url_of
 from treadle.server.metrics import Metrics
+from treadle.server.probes import Configuration
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
 from treadle.wire.channel import Address, TextChannel
@@ -71,6 +73,7 @@ class Launch:
     locate: Callable[[], Path]
     """Finds the model's file; may download it, so it runs beside the event loop."""
     engine: EngineHandle
+    server: ServerSettings
     grace_s: float = GRACE_S
 
 
@@ -106,7 +109,8 @@ class _Server:
         self._frontend = Frontend(
             self._channel, launch.names, observer=metrics, announce=_say_progress
         )
-        self._http = _Http(_http_config(self._frontend, metrics))
+        configuration = Configuration(launch.settings, launch.server)
+        self._http = _Http(_http_config(create_app(self._frontend, metrics, configuration)))
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
@@ -206,9 +210,9 @@ class _Server:
         hurry.cancel()
 
 
-def _http_config(frontend: Frontend, metrics: Metrics) -> uvicorn.Config:
+def _http_config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(frontend, metrics),
+        app,
         http="httptools",
         ws="none",
         lifespan="off",

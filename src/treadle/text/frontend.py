@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from treadle.errors import (
     EngineError,
+    InvalidRequest,
     OverloadError,
     PromptTooLong,
     RequestError,
@@ -135,6 +136,8 @@ class Frontend:
         while True:
             for message in await self._channel.receive():
                 self._take(message)
+            # A channel that has more returns at once; others must get their turn all the same.
+            await asyncio.sleep(0)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -240,6 +243,10 @@ class Frontend:
         """
         tokenizer = self.text.tokenizer
         generates = fan_out(requests, request_id, cache_salt)
+        if any(generate.request_id in self._answers for generate in generates):
+            raise InvalidRequest(
+                f"a request with request_id {request_id!r} is running already", param="request_id"
+            )
         inbox = _Inbox(len(generates))
         now = time.monotonic()
         for index, generate in enumerate(generates):

@@ -85,6 +85,10 @@ class Tokenizer:
         """The token's text on its own; U+FFFD where it holds part of a character."""
         return self.token_bytes(token).decode(errors="replace")
 
+    def spelling(self, token: int) -> str:
+        """The token as the vocabulary writes it, such as 'Ġthe' or '▁the'."""
+        return self._vocabulary.tokens[token]
+
     def is_special(self, token: int) -> bool:
         """Whether it is a control token, which is not part of an answer's text."""
         return token in self._vocabulary.special

@@ -108,7 +108,8 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
     """One per token when the request asked for them."""
     finish: Finish | None = None
     stop_token: int | None = None
-    """The stop_token_ids member that ended the answer; None for EOS and every other end."""
+    """The token that ended the answer, one of stop_token_ids or a further end token of the model;
+    None for the model's own EOS and every other end (vLLM's rule)."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the prefix cache when the request first started."""
     prompt_logprobs: list[TokenLogprob] | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +26,37 @@ MAX_BAD_WORDS = 1024
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (vLLM's threshold)."""
 
-_MAX_SEED = 2**64
+_LARGEST_INT = 2**31 - 1
+
+
+class Limit(NamedTuple):
+    """What a number may be."""
+
+    low: float
+    high: float
+    open_below: bool = False
+    """Whether `low` itself is too low."""
+
+
+LIMITS: Mapping[str, Limit] = {
+    "n": Limit(1, 128),
+    "temperature": Limit(0, 100),
+    "top_p": Limit(0, 1, open_below=True),
+    "top_k": Limit(-1, _LARGEST_INT),
+    "min_p": Limit(0, 1),
+    "presence_penalty": Limit(-2, 2),
+    "frequency_penalty": Limit(-2, 2),
+    "repetition_penalty": Limit(0, 100, open_below=True),
+    "seed": Limit(-(2**63), 2**64 - 1),
+    "max_tokens": Limit(0, _LARGEST_INT),
+    "min_tokens": Limit(0, _LARGEST_INT),
+    "logprobs": Limit(0, MAX_LOGPROBS),
+    "prompt_logprobs": Limit(0, MAX_LOGPROBS),
+    "prompt_logprobs_start": Limit(0, _LARGEST_INT),
+}
+"""Of each number on its own; checked here, and told in the API's description."""
+
+BIAS_LIMIT = Limit(-100, 100)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,37 +120,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         """Raise InvalidRequest, naming field and limit, if a value is of a wrong type or size."""
         _typed(self)
-        _in_range("n", self.n, 1, 128)
-        _in_range("temperature", self.temperature, 0, 100)
-        _in_range("top_p", self.top_p, 0, 1, open_below=True)
-        _in_range("top_k", self.top_k, -1, 2**31 - 1)
-        _in_range("min_p", self.min_p, 0, 1)
-        _in_range("presence_penalty", self.presence_penalty, -2, 2)
-        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _in_range("repetition_penalty", self.repetition_penalty, 0, 100, open_below=True)
-        if self.seed is not None:
-            _in_range("seed", self.seed, -(2**63), _MAX_SEED - 1)
-        if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name, limit in LIMITS.items():
+            value = getattr(self, name)
+            if value is not None:
+                _in_range(name, value, limit)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}",
                 param="min_tokens",
             )
-        if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        _in_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, 2**31 - 1)
         self._check_lists()
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
-        _in_range("the number of stop strings", len(self.stop_strings), 0, MAX_STOPS, param="stop")
+        _at_most("the number of stop strings", len(self.stop_strings), MAX_STOPS, "stop")
         longest = max(map(len, self.stop_strings), default=0)
-        _in_range("the length of a stop string", longest, 0, MAX_STOP_CHARS, param="stop")
+        _at_most("the length of a stop string", longest, MAX_STOP_CHARS, "stop")
         for token, bias in (self.logit_bias or {}).items():
-            _in_range(f"logit_bias[{token}]", bias, -100, 100)
+            _in_range(f"logit_bias[{token}]", bias, BIAS_LIMIT)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a token id is outside the vocabulary."""
@@ -134,17 +151,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 param="allowed_token_ids",
             )
         asked = len(self.logprob_token_ids or ())
-        _in_range(
-            "the number of logprob_token_ids",
-            asked,
-            0,
-            MAX_LOGPROB_TOKEN_IDS,
-            param="logprob_token_ids",
+        _at_most(
+            "the number of logprob_token_ids", asked, MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids"
         )
         words = self.bad_words or []
-        _in_range("the number of bad words", len(words), 0, MAX_BAD_WORDS, param="bad_words")
+        _at_most("the number of bad words", len(words), MAX_BAD_WORDS, "bad_words")
         longest = max(map(len, words), default=0)
-        _in_range("the length of a bad word", longest, 0, MAX_STOP_CHARS, param="bad_words")
+        _at_most("the length of a bad word", longest, MAX_STOP_CHARS, "bad_words")
         if any(not word for word in words):
             raise InvalidRequest("bad words must not be empty", param="bad_words")
 
@@ -166,15 +179,8 @@ def _typed(params: SamplingParams) -> None:
             raise InvalidRequest(message, param=name) from None
 
 
-def _in_range(
-    name: str,
-    value: float,
-    low: float,
-    high: float,
-    *,
-    open_below: bool = False,
-    param: str | None = None,
-) -> None:
+def _in_range(name: str, value: float, limit: Limit, *, param: str | None = None) -> None:
+    low, high, open_below = limit
     finite = isinstance(value, int) or math.isfinite(value)  # an int may be too large for isfinite
     if finite and low <= value <= high and not (open_below and value == low):
         return
@@ -183,6 +189,10 @@ def _in_range(
     raise InvalidRequest(
         f"{name} is {shown}; it must be {floor} and at most {high}", param=param or name
     )
+
+
+def _at_most(name: str, count: int, high: int, param: str) -> None:
+    _in_range(name, count, Limit(0, high), param=param)
 
 
 def _token_id(name: str, token: int, vocab_size: int) -> None:
