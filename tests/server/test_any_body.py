@@ -17,16 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server import fake_engine as script
+from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.server.app import create_app
 from treadle.server.metrics import Metrics
+from treadle.server.probes import Configuration
 from treadle.server.schema import ChatRequest, CompletionRequest
 from treadle.text.frontend import Frontend
 from treadle.text.load import ModelText
+from treadle.text.sglang import GenerateRequest
 from treadle.wire.messages import FromEngine, Generate, ToEngine
+from treadle.wire.sampling_params import SamplingParams
 
 EXAMPLES = 400
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+SETTINGS = Configuration(EngineSettings(), ServerSettings())
+
+COMPLETIONS, CHATS, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate"
 
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {
@@ -55,10 +61,20 @@ BODIES: dict[str, dict[str, Any]] = {
         "chat_template_kwargs": {"flag": True},
         "response_format": {"type": "text"},
     },
+    NATIVE: {
+        "text": ["to be mutated", "a b"],
+        "sampling_params": {"max_new_tokens": 3, "temperature": 0.5, "stop": ["x y z"], "n": 2},
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "top_logprobs_num": 2,
+        "stream": True,
+    },
 }
-TYPES = {COMPLETIONS: CompletionRequest, CHATS: ChatRequest}
+TYPES = {COMPLETIONS: CompletionRequest, CHATS: ChatRequest, NATIVE: GenerateRequest}
 
-ALSO = {
+NATIVE_NAMES = {"max_new_tokens", "min_new_tokens", "sampling_seed", "no_stop_trim"}
+
+ALSO: dict[str, set[str]] = {
     "stream": {"stream_options", "prompt_logprobs"},
     "max_tokens": {"min_tokens", "prompt"},
     "max_completion_tokens": {"min_tokens", "max_tokens", "messages", "prompt"},
@@ -72,6 +88,14 @@ ALSO = {
     "continue_final_message": {"add_generation_prompt", "messages"},
     "chat_template_kwargs": {"messages", "prompt"},
     "add_special_tokens": {"prompt"},
+    "text": {"input_ids", "sampling_params"},
+    "input_ids": {"text"},
+    "sampling_params": {*SamplingParams.__struct_fields__, *NATIVE_NAMES, "text"},
+    "return_logprob": {"logprob_start_len", "top_logprobs_num", "token_ids_logprob"},
+    "logprob_start_len": {"prompt_logprobs_start"},
+    "top_logprobs_num": {"logprobs", "prompt_logprobs"},
+    "token_ids_logprob": {"logprob_token_ids"},
+    "rid": {"text"},
 }
 """Fields whose value can be wrong because of another one's."""
 
@@ -150,7 +174,7 @@ class App:
         frontend.set_text(text)
         await self._stack.enter_async_context(_running(frontend))
         await frontend.ready()
-        transport = httpx.ASGITransport(create_app(frontend, metrics))
+        transport = httpx.ASGITransport(create_app(frontend, metrics, SETTINGS))
         client = httpx.AsyncClient(transport=transport, base_url="http://fake")
         self._client = await self._stack.enter_async_context(client)
 
@@ -180,7 +204,7 @@ def mutated(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     body = copy.deepcopy(BODIES[path])
     if not draw(st.booleans()):
         body.pop("stream")
-        body.pop("stream_options")
+        body.pop("stream_options", None)
     fields = [field.encode_name for field in msgspec.structs.fields(TYPES[path])]
     field = draw(st.sampled_from(sorted({*fields, *body})))
     body[field] = draw(changed(body[field]) if field in body else hostile)
@@ -220,7 +244,7 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
 
 def check_answer(response: httpx.Response) -> None:
     if not response.headers["content-type"].startswith("text/event-stream"):
-        assert strict(response.content)["choices"]
+        assert strict(response.content)
         return
     *events, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
