@@ -3,6 +3,7 @@
 # test    install and run the tests
 # test-clients   other people's clients and routers against the server; FILES=… for some of them
 # fuzz-api       schemathesis against the server's /openapi.json
+# clients-short  of both what takes two minutes
 # bench   speed on the demo model, beside what the machine allows
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
@@ -15,7 +16,7 @@ BIN := .venv/bin
 CLIENTS := .venv-clients
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test test-clients fuzz-api bench serve clean
+.PHONY: setup check test test-clients fuzz-api clients-short bench serve clean
 
 setup: .venv/installed-test
 
@@ -30,8 +31,12 @@ test: .venv/installed-test
 test-clients: .venv/installed-test $(CLIENTS)/installed
 	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini $(FILES)
 
-fuzz-api: .venv/installed-test $(CLIENTS)/installed
+fuzz-api: .venv/installed-test $(CLIENTS)/installed-short
 	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients/fuzz_api.py
+
+clients-short: .venv/installed-test $(CLIENTS)/installed-short
+	EXAMPLES=10 $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini \
+		tests/clients/test_openai.py tests/clients/fuzz_api.py
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
@@ -56,8 +61,14 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch .venv/installed $@
 
-$(CLIENTS)/installed: tests/clients/requirements.txt
-	@echo 'installing the clients apart from treadle: a few minutes, 1.5 GB'
+$(CLIENTS)/bin/python:
 	$(PYTHON) -m venv $(CLIENTS)
+
+$(CLIENTS)/installed-short: tests/clients/requirements-short.txt $(CLIENTS)/bin/python
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(CLIENTS)/installed: tests/clients/requirements.txt $(CLIENTS)/installed-short
+	@echo 'installing the clients apart from treadle: a few minutes, 1.5 GB'
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
