@@ -5,18 +5,20 @@
 # fuzz-api       schemathesis against the server's /openapi.json
 # clients-short  of both what takes two minutes
 # bench   speed on the demo model, beside what the machine allows
+# soak    ten minutes of random requests to a real server; SOAK_SECONDS=60 for less
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
 PYTHON ?= python3
 MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
+SOAK_SECONDS ?= 600
 FILES ?= tests/clients
 BIN := .venv/bin
 CLIENTS := .venv-clients
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test test-clients fuzz-api clients-short bench serve clean
+.PHONY: setup check test test-clients fuzz-api clients-short bench soak serve clean
 
 setup: .venv/installed-test
 
@@ -40,6 +42,9 @@ clients-short: .venv/installed-test $(CLIENTS)/installed-short
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
+
+soak: .venv/installed-test
+	$(BIN)/python -m tests.soak $(SOAK_SECONDS)
 
 serve: .venv/installed
 	$(BIN)/treadle serve $(MODEL) --host $(HOST) --port $(PORT)

@@ -30,6 +30,7 @@ from treadle.wire.messages import (
     ResetCache,
     Resume,
     Stats,
+    Timings,
     ToEngine,
     TokenLogprob,
 )
@@ -38,6 +39,7 @@ EOS = 2
 VOCAB_SIZE = 49152
 WINDOW = 512
 KV_TOKENS = 400
+ROWS = 1024
 
 HOLD = 1000
 """Never a token, as in an endless prefill."""
@@ -57,12 +59,17 @@ BURST = 1007
 
 SLOW_TOKEN_S = 0.005
 
+TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=2.0)
+"""Every request's."""
+
 
 class FakeEngine:
     """Every request ends in one final Delta or one Failed."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, rows: int) -> None:
         self._window = window
+        self._rows = rows
+        self._num_steps = 0
         self._requests: dict[str, Generate] = {}
         self._outputs: dict[str, list[int]] = {}
         self._outbox: list[FromEngine] = []
@@ -104,8 +111,11 @@ class FakeEngine:
                 self._outbox.append(Done(call, ok=ok))
 
     def step(self) -> list[FromEngine]:
-        for request in [] if self._paused else list(self._requests.values()):
+        num_before = self._num_tokens
+        running = list(self._requests.values())[: self._rows]
+        for request in [] if self._paused else running:
             self._advance(request)
+        self._num_steps += self._num_tokens != num_before
         if any(request.prompt[0] in (SLOW, HOLD) for request in self._requests.values()):
             time.sleep(SLOW_TOKEN_S)
         outbox, self._outbox = self._outbox, []
@@ -120,20 +130,27 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             kv_capacity_tokens=KV_TOKENS,
             eos_token_ids=[EOS],
-            resolved={"kv_dtype": "f32"},
+            resolved={
+                "max_num_seqs": self._rows,
+                "block_size": 16,
+                "kv_dtype": "f32",
+                "num_blocks": [25],
+                "prefix_cache": "radix",
+            },
         )
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self._requests),
-            waiting=0,
+            running=min(len(self._requests), self._rows),
+            waiting=max(len(self._requests) - self._rows, 0),
             kv_usage=0.0,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_tokens,
             prefix_queries=self._num_prompt_tokens,
             prefix_hits=self._hits,
             preemptions=0,
-            steps=0,
+            steps=self._num_steps,
+            step_tokens=self._num_tokens,
         )
 
     def close(self) -> None: ...
@@ -200,6 +217,7 @@ class FakeEngine:
                 finish=finish,
                 stop_token=stop_token,
                 cached_tokens=self._cached[request.request_id],
+                timings=TIMINGS if finish else None,
             )
         )
         if finish:
@@ -252,7 +270,8 @@ def build(settings: EngineSettings, path: Path, report: Callable[[Progress], Non
         signal.pause()
     if name == "break-while-loading":
         raise RuntimeError("scripted bug while loading")
-    return FakeEngine(settings.model.max_model_len or WINDOW)
+    rows = settings.schedule.max_num_seqs or ROWS
+    return FakeEngine(settings.model.max_model_len or WINDOW, rows)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ import sys
 
 from treadle.cli import main
 from treadle.engine import process
-from treadle.server import serve
 
-GRACE_S = 1.0
+GRACE_S = "1"
 
 if __name__ == "__main__":
     fake = functools.partial(process.EngineProcess, "tests.server.fake_engine")
     process.EngineProcess = fake  # type: ignore[misc,assignment]
-    serve.Launch = functools.partial(serve.Launch, grace_s=GRACE_S)  # type: ignore[misc,assignment]
     names = ("--served-model-name", "--port", "--max-model-len")
     given = sys.argv[1:]
     first = next((at for at, part in enumerate(given) if part.startswith("--")), len(given))
     values = [*given[:first], "0"] if first == 1 else given[:first]
     options = [part for pair in zip(names, values, strict=False) for part in pair]
-    sys.exit(main.run(["serve", *options, *given[first:]]))
+    sys.exit(main.run(["serve", "--shutdown-timeout", GRACE_S, *options, *given[first:]]))

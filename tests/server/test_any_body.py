@@ -118,7 +118,7 @@ class FakeChannel:
     """The scripted engine in the same event loop. Its commands are out of reach."""
 
     def __init__(self) -> None:
-        self._engine = script.FakeEngine(script.WINDOW)
+        self._engine = script.FakeEngine(script.WINDOW, script.ROWS)
         self._news = asyncio.Event()
         self._ready: list[FromEngine] = [self._engine.ready()]
 

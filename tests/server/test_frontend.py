@@ -20,6 +20,7 @@ from treadle.errors import (
 from treadle.text.choice import ChoiceDelta
 from treadle.text.frontend import Frontend
 from treadle.text.load import ModelText
+from treadle.text.observe import Ended
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -29,6 +30,7 @@ from treadle.wire.messages import (
     Generate,
     Progress,
     Ready,
+    Stats,
     ToEngine,
 )
 from treadle.wire.sampling_params import SamplingParams
@@ -64,6 +66,7 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.ended_answers: list[Ended] = []
 
     def first_token(self, seconds: float) -> None:
         assert seconds >= 0
@@ -73,9 +76,16 @@ class Record:
         assert seconds >= 0
         self.calls.append("next")
 
-    def finished(self, reason: str, seconds: float) -> None:
-        assert seconds >= 0
-        self.calls.append(reason)
+    def ended(self, answer: Ended) -> None:
+        assert answer.seconds >= (answer.first_s or 0) >= 0
+        self.calls.append(answer.reason)
+        self.ended_answers.append(answer)
+
+    def rejected(self, num_answers: int) -> None:
+        self.calls.append(f"rejected {num_answers}")
+
+    def measured(self, stats: Stats) -> None:
+        self.calls.append("stats")
 
 
 class World:
@@ -103,7 +113,7 @@ Test = Callable[[World], Coroutine[Any, Any, None]]
 def play(text: ModelText, test: Test, *, ready: bool = True) -> None:
     async def run() -> None:
         world = World(text)
-        receiving = asyncio.create_task(world.frontend.run())
+        receiving = asyncio.create_task(world.frontend.run(world.wire))
         if ready:
             world.frontend.set_text(text)
             await world.wire.deliver(READY)
@@ -356,7 +366,7 @@ def test_others_get_their_turn_while_messages_pile_up() -> None:
     async def play() -> None:
         flood = Flood()
         frontend = Frontend(flood, ["m"], observer=Record(), announce=lambda progress: None)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(flood))
         for _ in range(10):
             await asyncio.sleep(0)
         assert 5 < flood.num_received < 20
@@ -372,7 +382,7 @@ def test_an_id_in_flight_is_refused(text: ModelText) -> None:
         wire = Wire()
         frontend = Frontend(wire, ["m"], observer=Record(), announce=lambda progress: None)
         frontend.set_text(text)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(wire))
         await wire.deliver(READY)
         accepted = frontend.check([5], SamplingParams())
         first = frontend.generate([accepted], request_id="same")

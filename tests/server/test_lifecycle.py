@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -112,6 +114,26 @@ def test_client_that_does_not_read_holds_up_nobody(server: Served) -> None:
         assert server.complete("a b").status_code == 200
 
 
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_reader_that_never_reads_costs_others_nothing(start: Start) -> None:
+    served = start("fake", "0", "512", "--max-num-seqs", "64").wait_ready()
+    body = {"prompt": [1100], "max_tokens": 390, "ignore_eos": True}
+    whole = served.complete(**body).json()["choices"][0]["text"]
+    before = rss_bytes(served.process.pid)
+    with served.open_request(PATH, **body, n=100, stream=True):
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda _: served.raw_events(PATH, **body), range(20)))
+        for events in answers:
+            texts = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
+            assert "".join(texts) == whole
+        eventually(lambda: (served.running() or 0) == 0)
+        assert rss_bytes(served.process.pid) - before < 64 << 20
+        assert health(served) == 200
+
+
 def test_engine_killed(start: Start) -> None:
     served = start().wait_ready()
     body = {"prompt": [script.HOLD], "max_tokens": 9}
@@ -156,17 +178,34 @@ def test_engine_raises(start: Start) -> None:
     assert "RuntimeError: scripted crash" in served.log
 
 
-@pytest.mark.parametrize("name", ["load-for-ever", "fake"])
-def test_parent_killed(start: Start, name: str) -> None:
-    served = start(name)
-    if name == "fake":
+def leftovers() -> set[Path]:
+    """What a server could leave behind outside of memory."""
+    folders = (tempfile.gettempdir(), "/dev/shm")
+    return {path for folder in folders for path in Path(folder).glob("*treadle*")}
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "idle", "generating"])
+def test_parent_killed(start: Start, phase: str) -> None:
+    before = leftovers()
+    served = start("load-for-ever" if phase == "loading" else "fake")
+    _ = served.url
+    if phase == "starting":
+        pid = served.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        eventually(lambda: bool(children.read_text()))
+        engine = int(children.read_text())
+    else:
+        engine = served.engine_pid
+    if phase in ("idle", "generating"):
         served.wait_ready()
         assert served.complete("a b").status_code == 200
-    engine = served.engine_pid
-    sockets = set(Path(tempfile.gettempdir()).glob("treadle-*/engine"))
-    served.signal(signal.SIGKILL)
-    eventually(lambda: not is_alive(engine), seconds=5)
-    assert set(Path(tempfile.gettempdir()).glob("treadle-*/engine")) <= sockets
+    with contextlib.ExitStack() as stack:
+        if phase == "generating":
+            body = {"prompt": [script.SLOW, 1100], "max_tokens": 390, "stream": True}
+            read_until(stack.enter_context(served.open_request(PATH, **body)), b"data: ")
+        served.signal(signal.SIGKILL)
+        eventually(lambda: not is_alive(engine), seconds=5)
+    assert leftovers() <= before
     port = served.url.rpartition(":")[2]
     again = start("fake", port).wait_ready()
     assert again.complete("a b").status_code == 200
@@ -183,6 +222,21 @@ def test_term_waits_for_running_answers(start: Start) -> None:
     assert served.wait() == 0
     assert "stopping; 1 answers" in served.log
     assert not is_alive(served.engine_pid)
+
+
+def test_new_requests_are_refused_while_the_old_end(start: Start) -> None:
+    served = start("fake", "0", "512", "--shutdown-timeout", "30").wait_ready()
+    body = {"prompt": [script.SLOW, 1100], "max_tokens": 390, "ignore_eos": True}
+    with served.open_request(PATH, **body) as connection:
+        eventually(lambda: served.running() == 1)
+        served.signal(signal.SIGTERM)
+        served.read_until(r"(stopping); 1 answers")
+        refused = served.complete("a b")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["message"] == "the server is shutting down"
+        assert health(served) == 503
+        assert b'"finish_reason":"length"' in read_all(connection)
+    assert served.wait() == 0
 
 
 def test_term_aborts_after_the_grace(start: Start) -> None:
@@ -202,7 +256,7 @@ def test_term_aborts_after_the_grace(start: Start) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_second_signal_is_at_once(start: Start, number: signal.Signals) -> None:
-    served = start().wait_ready()
+    served = start("fake", "0", "512", "--shutdown-timeout", "60").wait_ready()
     with served.open_request(PATH, prompt=[script.HOLD], max_tokens=60) as connection:
         eventually(lambda: served.running() == 1)
         served.signal(number)
@@ -211,7 +265,7 @@ def test_second_signal_is_at_once(start: Start, number: signal.Signals) -> None:
         served.signal(number)
         read_all(connection)
         assert served.wait() == 0
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 5
     assert not is_alive(served.engine_pid)
     assert "Traceback" not in served.log
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import stat
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
-from treadle.wire.channel import Address, EngineChannel, TextChannel
+from treadle.wire.channel import Address, EngineChannel, TextChannel, encode
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -90,14 +90,9 @@ def in_thread(work: Callable[[EngineChannel], None], address: Address) -> thread
 
 
 @pytest.fixture(params=["ipc", "tcp"])
-def transport(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> str:
-    folder = tmp_path
-    if request.param == "tcp":  # the path of an ipc socket has about 100 characters
-        folder = tmp_path / ("long" * 30)
-        folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "tcp":
+        monkeypatch.setattr("treadle.wire.channel.HAS_ABSTRACT_NAMES", False)
     return str(request.param)
 
 
@@ -184,41 +179,34 @@ def test_last_words_leave_before_close(transport: str) -> None:
     with_channel(text)
 
 
-def test_socket_is_private_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
+def test_a_stranger_is_not_heard(transport: str) -> None:
     async def text(channel: TextChannel) -> None:
-        [folder] = tmp_path.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        context = zmq.Context()
+        strangers = [context.socket(zmq.PAIR) for _ in range(2)]
+        # One speaks no CURVE, the other holds another server's key.
+        strangers[1].curve_serverkey, _ = zmq.curve_keypair()
+        strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
+        for stranger in strangers:
+            stranger.connect(channel.address.url)
+            stranger.send(encode([Delta(request_id="r-0", tokens=[666])]))
         thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
-        await channel.receive()
-        # Connected, it needs no name any more: a kill could not leave one behind.
-        assert list(tmp_path.iterdir()) == []
+        assert await channel.receive() == FROM_ENGINE
         await asyncio.to_thread(thread.join)
+        for stranger in strangers:
+            stranger.close(0)
+        context.term()
 
     with_channel(text)
 
-    async def unused(channel: TextChannel) -> None:
-        assert channel.address.server_key is None
 
-    with_channel(unused)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tcp_admits_nobody_without_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+def test_no_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
     async def text(channel: TextChannel) -> None:
-        stranger = EngineChannel(Address(channel.address.url))
-        stranger.send([Progress("stranger", 0.0)])
-        engine = EngineChannel(channel.address)
-        engine.send([Progress("engine", 0.0)])
-        assert await channel.receive() == [Progress("engine", 0.0)]
-        stranger._context.destroy(0)  # its frame can never leave
-        engine.close()
+        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
+        await channel.receive()
+        assert list(tmp_path.iterdir()) == []
+        await asyncio.to_thread(thread.join)
 
     with_channel(text)

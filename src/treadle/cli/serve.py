@@ -32,13 +32,12 @@ def serve(model: str, **given: Any) -> int:
 def run(settings: EngineSettings, server: ServerSettings) -> int:
     """Serve until a signal or the engine's end; the exit status."""
     from treadle.server.listen import is_local, listen, url_of
+    from treadle.server.log import say
 
     listener = listen(server.host, server.port)
-    click.echo(
-        f"treadle: listening on {url_of(listener)}, loading {settings.model.model}", err=True
-    )
+    say(f"listening on {url_of(listener)}, loading {settings.model.model}")
     if not (server.api_key or is_local(listener)):
-        click.echo("treadle: no API key is set: anybody who reaches it may use it", err=True)
+        say("no API key is set: anybody who reaches it may use it")
     from treadle.engine.process import EngineProcess
 
     engine = EngineProcess()

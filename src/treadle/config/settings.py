@@ -5,6 +5,7 @@ Field descriptions are the command line's help texts: each field becomes one opt
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -22,6 +23,7 @@ Isa = Literal["portable", "avx2", "avx512"]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
+Seconds = Annotated[float, Meta(ge=0)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -86,6 +88,44 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
     ] = 8000
+    max_queued_requests: Annotated[
+        int,
+        Meta(description="Most answers waiting beyond those that run; more get 503.", ge=0),
+    ] = 4096
+    """Above what a batch job opens at once, or four requests for 1024 answers each. With prompts of
+    8,000 tokens it is about a gigabyte, and at one answer a second more than an hour of waiting."""
+    queue_timeout: Annotated[
+        Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
+    ] = None
+    watchdog_timeout: Annotated[
+        float,
+        Meta(description="Seconds without progress until the engine is stuck; 0: never.", ge=0),
+    ] = 300.0
+    shutdown_timeout: Annotated[
+        float, Meta(description="Seconds that running answers may take after SIGTERM.", ge=0)
+    ] = 10.0
+    http_timeout: Annotated[
+        float,
+        Meta(description="Seconds a client may take to send a head, or more of a body.", gt=0),
+    ] = 30.0
+    keep_alive_timeout: Annotated[
+        float, Meta(description="Seconds an idle connection is kept.", gt=0)
+    ] = 75.0
+    """Longer than the minute that proxies keep theirs: then it is they who close, and no request
+    meets a connection that is being closed."""
+    max_connections: Annotated[
+        AtLeastOne | None,
+        Meta(description="Most connections at once; by default what files allow."),
+    ] = None
+    metrics_names: Annotated[
+        Literal["vllm", "sglang", "both"], Meta(description="Whose names /metrics uses.")
+    ] = "vllm"
+    log_stats_interval: Annotated[
+        float, Meta(description="Seconds between log lines while busy; 0: none.", ge=0)
+    ] = 10.0
+    log_requests: Annotated[
+        bool, Meta(description="Log each answer's id, sizes, times and end; never its text.")
+    ] = False
     api_key: Annotated[
         list[NotEmpty],
         Meta(description="A key that clients must send as a bearer token; more than one may do."),
@@ -145,7 +185,9 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
     }
     for name, value in given.items():
         if name not in places:
-            raise StartError(f"there is no setting {name!r}")
+            close = difflib.get_close_matches(name, places, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise StartError(f"there is no setting {name!r}{hint}")
         if value is not None:
             sections.setdefault(places[name], {})[name] = value
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import msgspec
 
 from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
-from treadle.wire.channel import Address, EngineChannel
+from treadle.wire.channel import Address, EngineChannel, EngineEnd
 from treadle.wire.messages import Bye, Failed, FromEngine, Progress, Ready, Stats, ToEngine
 
 STATS_EVERY_S = 1.0
@@ -38,6 +39,9 @@ EXIT_NOT_STARTED = 2
 
 EXIT_ORPHANED = 3
 """The parent is gone."""
+
+REAP_S = 5.0
+"""How long a killed process may take to end."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -88,10 +92,15 @@ class EngineProcess:
         threading.Thread(target=watch, name="engine-watch", daemon=True).start()
         return await ended
 
+    def dump_stacks(self) -> None:
+        """Have it write to standard error what each of its threads does, if it still can."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def terminate(self) -> None:
         """Kill at once, if it still lives, and reap."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # held by the kernel; init reaps it
+            self._process.wait(REAP_S)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -127,10 +136,12 @@ Build = Callable[[EngineSettings, Path, Callable[[Progress], None]], Engine]
 class EngineService:
     """Serves one channel with one engine; every request the engine holds is answered."""
 
-    def __init__(self, engine: Engine, channel: EngineChannel) -> None:
+    def __init__(self, engine: Engine, channel: EngineEnd) -> None:
         self._engine = engine
         self._channel = channel
         self._stats_at = 0.0
+        self.failure: str | None = None
+        """What ended the service, where that was a failure."""
 
     def run(self) -> int:
         """Serve until Bye or failure; the exit status."""
@@ -140,8 +151,8 @@ class EngineService:
                 stopping |= self._turn()
         except Exception as error:
             traceback.print_exc()
-            what = str(error) or type(error).__name__
-            self._send(self._engine.fail_all(f"the engine failed: {what}"))
+            self.failure = f"the engine failed: {str(error) or type(error).__name__}"
+            self._send(self._engine.fail_all(self.failure))
             return EXIT_FAILED
         return 0
 
@@ -151,20 +162,22 @@ class EngineService:
         messages = self._channel.receive(block=not was_busy)
         for message in messages:
             self._engine.handle(message)
-        self._send(self._engine.step())
-        self._tell_stats(was_busy=was_busy or bool(messages))
+        news = self._engine.step()
+        # Stats first: whoever sees the end of an answer finds it counted.
+        self._send([*self._due_stats(was_busy=was_busy or bool(messages)), *news])
         return any(isinstance(message, Bye) for message in messages)
 
     def _send(self, messages: Sequence[FromEngine]) -> None:
         if messages:
             self._channel.send(messages)
 
-    def _tell_stats(self, *, was_busy: bool) -> None:
+    def _due_stats(self, *, was_busy: bool) -> list[Stats]:
         became_idle = was_busy and not self._engine.has_work
         now = time.monotonic()
-        if became_idle or now - self._stats_at >= STATS_EVERY_S:
-            self._stats_at = now
-            self._send([self._engine.stats()])
+        if not became_idle and now - self._stats_at < STATS_EVERY_S:
+            return []
+        self._stats_at = now
+        return [self._engine.stats()]
 
 
 def serve(start: Start, build: Build) -> int:
@@ -187,6 +200,7 @@ def serve(start: Start, build: Build) -> int:
 def run(load: Callable[[], Build]) -> int:
     """The process's life. `load` does the expensive imports, before the parent says what to do."""
     _obey_parent_only()
+    _tell_stacks()
     build = load()
     line = _read_line()
     if not line:
@@ -202,6 +216,12 @@ def _obey_parent_only() -> None:
     if sys.platform == "linux":
         # Holds even when this process is stopped or stuck; the lifeline covers the rest.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _tell_stacks() -> None:
+    """To standard error: when asked, and when the process crashes. Works while Python hangs."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
 
 
 def _read_line() -> bytes:

@@ -27,7 +27,6 @@ CLIENT_CLOSED = 499
 
 
 def create_app(frontend: Frontend, metrics: Metrics, configuration: Configuration) -> Starlette:
-    metrics.watch(lambda: frontend.stats)
     server = configuration.server
     endpoints: list[Endpoint] = [
         *Probes(frontend, metrics, configuration).endpoints(),

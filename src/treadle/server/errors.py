@@ -41,6 +41,11 @@ def error_response(error: TreadleError) -> Response:
     return _response(error.status, error_body(error), headers)
 
 
+def plain_error(status: int, message: str) -> bytes:
+    """The body of an error that has no type here."""
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, _type_of(status))))
+
+
 async def on_treadle_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, TreadleError)

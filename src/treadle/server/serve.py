@@ -3,7 +3,7 @@
     listen ─▶ engine process imports, loads ───────────────────▶ Ready ┐
            └▶ HTTP answers (503 while loading) ─▶ tokenizer, template ─┴▶ serving
     SIGTERM ─▶ refuse new requests ─▶ grace ─▶ Bye: the rest end with "abort" ─▶ exit 0
-    engine dies ─▶ every request gets an error ─▶ exit 1
+    engine dies or is stuck ─▶ every request gets an error ─▶ exit 1
 
 Owns the event loop and the order of starting and stopping; never looks into requests.
 """
@@ -14,34 +14,32 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import uvicorn
-from starlette.applications import Starlette
-
 from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
+from treadle.server.http import Http
+from treadle.server.http_metrics import HttpMetrics
 from treadle.server.listen import url_of
+from treadle.server.load_log import RequestLog, StatsLog
+from treadle.server.log import adopt_libraries, say
 from treadle.server.metrics import Metrics
 from treadle.server.probes import Configuration
+from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
+from treadle.text.observe import Observer, Observers
 from treadle.wire.channel import Address, TextChannel
 from treadle.wire.messages import Progress
 
 T = TypeVar("T")
-
-GRACE_S = 10.0
-"""How long running requests may go on after SIGTERM."""
 
 LAST_WORDS_S = 2.0
 """How long the engine may take to end, and answers to leave, once nothing more is computed."""
@@ -53,12 +51,18 @@ FAREWELL_S = 0.2
 """How long after the engine's exit its last messages may take to arrive."""
 
 
+STACKS_S = 0.2
+"""How long a stuck engine may take to write its stacks."""
+
+
 class EngineHandle(Protocol):
     """The engine's process, as its parent sees it; engine.process.EngineProcess."""
 
     def start(self, settings: EngineSettings, path: Path, address: Address) -> None: ...
 
     async def wait(self) -> int: ...
+
+    def dump_stacks(self) -> None: ...
 
     def terminate(self) -> None: ...
 
@@ -74,7 +78,6 @@ class Launch:
     """Finds the model's file; may download it, so it runs beside the event loop."""
     engine: EngineHandle
     server: ServerSettings
-    grace_s: float = GRACE_S
 
 
 def run_server(listener: socket.socket, launch: Launch) -> int:
@@ -83,19 +86,12 @@ def run_server(listener: socket.socket, launch: Launch) -> int:
 
 
 async def _run(listener: socket.socket, launch: Launch) -> int:
+    adopt_libraries()
     server = _Server(listener, launch)
     try:
         return await server.run()
     finally:
         await server.close()
-
-
-class _Http(uvicorn.Server):
-    """uvicorn without its signal handling: what a signal means is decided below."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class _Server:
@@ -105,17 +101,23 @@ class _Server:
         self._launch = launch
         self._url = url_of(listener)
         self._channel = TextChannel()
-        metrics = Metrics(launch.names[0])
+        self._metrics = Metrics(launch.names[0], launch.server.metrics_names)
         self._frontend = Frontend(
-            self._channel, launch.names, observer=metrics, announce=_say_progress
+            self._channel,
+            launch.names,
+            observer=_observer(self._metrics, launch.server),
+            announce=_say_progress,
+            max_queued=launch.server.max_queued_requests,
         )
         configuration = Configuration(launch.settings, launch.server)
-        self._http = _Http(_http_config(create_app(self._frontend, metrics, configuration)))
+        app = create_app(self._frontend, self._metrics, configuration)
+        self._http = Http(HttpMetrics(app, self._metrics.registry), launch.server)
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
         self._engine = self._spawn(self._follow_engine())
-        self._others = [self._spawn(self._frontend.run()), self._spawn(self._start())]
+        works = (self._frontend.run(self._channel), self._start(), *self._regular(launch.server))
+        self._others = [self._spawn(work) for work in works]
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -127,7 +129,7 @@ class _Server:
             return 0
         error = reason if isinstance(reason, TreadleError) else EngineError(f"bug: {reason!r}")
         self._frontend.fail(error)
-        _say(error.message)
+        say(error.message)
         if error is not reason:
             raise reason
         return 1
@@ -146,6 +148,24 @@ class _Server:
         for ended in (self._serving, self._engine, *self._others):
             ended.cancel()
         self._channel.close()
+
+    def _regular(self, settings: ServerSettings) -> Iterator[Coroutine[Any, Any, None]]:
+        """What is done now and then for as long as the server lives."""
+        if settings.watchdog_timeout:
+            yield self._watch(settings.watchdog_timeout)
+        if settings.queue_timeout:
+            limit = settings.queue_timeout
+            yield _every(min(1.0, limit / 4), lambda: self._frontend.expire(limit))
+        if settings.log_stats_interval:
+            log = StatsLog()
+            yield _every(settings.log_stats_interval, lambda: log.tick(self._frontend.stats))
+
+    async def _watch(self, timeout_s: float) -> None:
+        stuck = await Watchdog(self._frontend, timeout_s).run()
+        self._frontend.fail(stuck)
+        self._launch.engine.dump_stacks()
+        await asyncio.sleep(STACKS_S)
+        raise stuck
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -174,11 +194,12 @@ class _Server:
         text = await _in_thread(lambda: load_text(path, with_defaults=with_defaults))
         self._frontend.set_text(text)
         ready = await self._frontend.ready()
-        _say(f"window {ready.max_model_len} tokens")
+        self._metrics.watch(ready, lambda: self._frontend.stats)
+        say(f"window {ready.max_model_len} tokens")
         if text.sampling_defaults:
             shown = ", ".join(f"{name} {value}" for name, value in text.sampling_defaults.items())
-            _say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
-        _say(f"serving {launch.names[0]} at {self._url}")
+            say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
+        say(f"serving {launch.names[0]} at {self._url}")
 
     async def _follow_engine(self) -> None:
         status = await self._launch.engine.wait()
@@ -193,12 +214,16 @@ class _Server:
         raise error
 
     async def _drain(self) -> None:
-        """Refuse new requests; give those running their grace, then have the engine end them."""
+        """Refuse new requests; give those running their grace, then have the engine end them.
+        Connections are taken until then, so that whoever comes is told, and health with them."""
+        grace_s, loop = self._launch.server.shutdown_timeout, asyncio.get_running_loop()
+        end = loop.time() + grace_s
         self._frontend.refuse(OverloadError("the server is shutting down"))
-        self._http.should_exit = True
         if self._frontend.num_open:
-            _say(f"stopping; {self._frontend.num_open} answers may take {self._launch.grace_s:g} s")
-        await self._wait_for(self._serving, self._launch.grace_s)
+            say(f"stopping; {self._frontend.num_open} answers may take {grace_s:g} s")
+            await self._wait_for(self._spawn(self._frontend.finish()), grace_s)
+        self._http.should_exit = True
+        await self._wait_for(self._serving, max(end - loop.time(), 0.0))
         if self._frontend.has_engine:
             self._frontend.say_bye()
             await self._wait_for(self._engine, LAST_WORDS_S)
@@ -210,18 +235,14 @@ class _Server:
         hurry.cancel()
 
 
-def _http_config(app: Starlette) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-    )
+def _observer(metrics: Metrics, settings: ServerSettings) -> Observer:
+    return Observers([metrics, RequestLog()]) if settings.log_requests else metrics
+
+
+async def _every(seconds: float, work: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        work()
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
@@ -253,9 +274,4 @@ def _describe(status: int) -> str:
 
 def _say_progress(progress: Progress) -> None:
     detail = f": {progress.detail}" if progress.detail else ""
-    _say(f"{progress.phase} {progress.seconds:.2f} s{detail}")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"treadle: {text}\n")
-    sys.stderr.flush()
+    say(f"{progress.phase} {progress.seconds:.2f} s{detail}")

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from treadle.errors import (
     EngineError,
@@ -25,16 +25,16 @@ from treadle.errors import (
 from treadle.text.choice import Choice, ChoiceDelta
 from treadle.text.intake import Accepted, check, fan_out
 from treadle.text.load import ModelText
+from treadle.text.observe import EndReason, Observer, PromptTally, Watch
 from treadle.text.output import AnswerText
 from treadle.text.tokenizer import Tokenizer
-from treadle.wire.channel import Channel
+from treadle.wire.channel import Channel, Sender
 from treadle.wire.messages import (
     Abort,
     Bye,
     Delta,
     Done,
     Failed,
-    Finish,
     FromEngine,
     Pause,
     Progress,
@@ -46,18 +46,8 @@ from treadle.wire.messages import (
 )
 from treadle.wire.sampling_params import SamplingParams
 
-
-class Observer(Protocol):
-    """Told about each answer as its tokens arrive, whether or not anybody reads them."""
-
-    def first_token(self, seconds: float) -> None:
-        """Seconds since the request was sent to the engine."""
-
-    def next_tokens(self, seconds: float) -> None:
-        """Seconds since this answer's previous tokens."""
-
-    def finished(self, reason: Finish, seconds: float) -> None:
-        """Seconds since the request was sent to the engine."""
+FINISH_POLL_S = 0.02
+"""How long an end may go unnoticed by whoever waits for the last; only a stopping server does."""
 
 
 class _Inbox:
@@ -100,8 +90,7 @@ class _Answer:
     """The caller's, which several answers may share."""
     choice: Choice
     inbox: _Inbox
-    sent_s: float
-    last_s: float | None = None
+    watch: Watch
 
 
 class Frontend:
@@ -109,16 +98,20 @@ class Frontend:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Sender,
         names: Sequence[str],
         *,
         observer: Observer,
         announce: Callable[[Progress], None],
+        max_queued: int | None = None,
     ) -> None:
         self.name = names[0]
         self.names = frozenset(names)
         self.phase = "start"
         self.stats: Stats | None = None
+        self.num_signs = 0
+        """Of life: grows with whatever shows that the engine gets on with its work."""
+        self._max_queued = max_queued
         self._channel = channel
         self._observer = observer
         self._announce = announce
@@ -131,13 +124,17 @@ class Frontend:
         self._settled = asyncio.Event()
         self._longest_token_bytes = 0
 
-    async def run(self) -> None:
+    async def run(self, channel: Channel) -> None:
         """Take in what the engine sends, for ever."""
         while True:
-            for message in await self._channel.receive():
-                self._take(message)
+            self.take(await channel.receive())
             # A channel that has more returns at once; others must get their turn all the same.
             await asyncio.sleep(0)
+
+    def take(self, messages: Sequence[FromEngine]) -> None:
+        """Take in what the engine sent; consumers wake."""
+        for message in messages:
+            self._take(message)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -183,6 +180,7 @@ class Frontend:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.inbox.fail(error)
+            self._end(answer, "error")
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done():
@@ -209,6 +207,11 @@ class Frontend:
 
     def abort_all(self) -> None:
         self._channel.send([Abort(key) for key in self._answers])
+
+    async def finish(self) -> None:
+        """Wait until every answer has ended."""
+        while self._answers:
+            await asyncio.sleep(FINISH_POLL_S)
 
     def say_bye(self) -> None:
         """Have the engine end its requests, with finish "abort", and itself."""
@@ -247,17 +250,69 @@ class Frontend:
             raise InvalidRequest(
                 f"a request with request_id {request_id!r} is running already", param="request_id"
             )
+        self._require_room(len(generates))
         inbox = _Inbox(len(generates))
         now = time.monotonic()
-        for index, generate in enumerate(generates):
+        tallies = [
+            tally for one in requests for tally in [PromptTally(one.params.n)] * one.params.n
+        ]
+        for index, (generate, tally) in enumerate(zip(generates, tallies, strict=True)):
             choice = Choice(index, AnswerText(tokenizer, generate.params))
-            self._answers[generate.request_id] = _Answer(request_id, choice, inbox, now)
+            watch = Watch(generate, tally, now)
+            self._answers[generate.request_id] = _Answer(request_id, choice, inbox, watch)
         self._channel.send(generates)
         try:
             while inbox.num_open:
                 yield await inbox.take()
         finally:
             self._abandon([generate.request_id for generate in generates])
+
+    def expire(self, seconds: float) -> None:
+        """Refuse requests none of whose answers has begun after so long a wait in the queue."""
+        answers = list(self._answers.items())  # the engine takes them in order of arrival
+        running, queue = answers[: self._num_running()], answers[self._num_running() :]
+        begun = {id(answer.inbox) for _, answer in answers if answer.watch.has_begun}
+        begun |= {id(answer.inbox) for _, answer in running}
+        limit = time.monotonic() - seconds
+        late = [
+            name
+            for name, answer in queue
+            if answer.watch.sent_s < limit and id(answer.inbox) not in begun
+        ]
+        error = OverloadError(f"the request waited for more than {seconds:g} s in the queue")
+        error.code = "queue_timeout"
+        for name in late:
+            self._answers[name].inbox.fail(error)
+        self._abandon(late, "error")
+
+    def _num_running(self) -> int:
+        """As many as there are rows, unless the engine has said that some wait for KV. Its word is
+        as old as its last step, so it counts only where it speaks of a queue."""
+        if self.stats is not None and self.stats.waiting:
+            return self.stats.running
+        rows = None if self._engine is None else self._engine.resolved.get("max_num_seqs")
+        return len(self._answers) if rows is None else int(rows)
+
+    def _require_room(self, num_answers: int) -> None:
+        """Raise unless that many answers may join those that run and wait.
+
+        Counted against the rows that the engine has: where KV runs out first, more of the answers
+        admitted here wait, but never more of them are admitted.
+        """
+        rows = self._require_ready()[1].resolved.get("max_num_seqs")
+        if self._max_queued is None or rows is None:
+            return
+        limit = rows + self._max_queued
+        if num_answers > limit:
+            raise InvalidRequest(
+                f"the request asks for {num_answers} answers; this server holds {limit} at once",
+                param="n",
+            )
+        if len(self._answers) + num_answers > limit:
+            self._observer.rejected(num_answers)
+            error = OverloadError(f"the queue is full: {self._max_queued} answers wait already")
+            error.code = "queue_full"
+            raise error
 
     def _require_ready(self) -> tuple[ModelText, Ready]:
         if self._refusal is not None:
@@ -279,6 +334,7 @@ class Frontend:
             self._settled.set()
 
     def _take(self, message: FromEngine) -> None:
+        self.num_signs += self._is_sign(message)
         match message:
             case Delta():
                 self._take_delta(message)
@@ -292,6 +348,7 @@ class Frontend:
                 self._settle_if_ready()
             case Stats():
                 self.stats = message
+                self._observer.measured(message)
             case Done():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
@@ -308,14 +365,21 @@ class Frontend:
         finally:
             self._calls.pop(number, None)
 
+    def _is_sign(self, message: FromEngine) -> bool:
+        if isinstance(message, Stats):
+            return self.stats is None or message.steps != self.stats.steps
+        return True
+
     def _take_delta(self, delta: Delta) -> None:
         answer = self._answers.get(delta.request_id)
         if answer is None:  # ended here first, by a stop string or because nobody waits
             return
         part = answer.choice.part(delta)
-        self._observe(answer, part)
+        now = time.monotonic()
+        answer.watch.take(len(part.token_ids), part.cached_tokens, now, self._observer)
         if part.finish_reason is not None:
             del self._answers[delta.request_id]
+            self._observer.ended(answer.watch.end(part.finish_reason, now, delta.timings))
             if delta.finish is None:
                 self._channel.send([Abort(delta.request_id)])
         answer.inbox.put(part)
@@ -328,26 +392,18 @@ class Frontend:
         if answer is not None:
             # Its consumer wakes, raises, and abandons the other answers of the request.
             answer.inbox.fail(_error_of(failed))
+            self._end(answer, "error")
 
-    def _observe(self, answer: _Answer, part: ChoiceDelta) -> None:
-        now = time.monotonic()
-        if part.token_ids:
-            if answer.last_s is None:
-                self._observer.first_token(now - answer.sent_s)
-            else:
-                self._observer.next_tokens(now - answer.last_s)
-            answer.last_s = now
-        if part.finish_reason is not None:
-            self._observer.finished(part.finish_reason, now - answer.sent_s)
-
-    def _abandon(self, request_ids: list[str]) -> None:
+    def _abandon(self, request_ids: list[str], reason: EndReason = "abort") -> None:
         """Abort those of the requests that have not ended."""
         open_ids = [name for name in request_ids if name in self._answers]
         for name in open_ids:
-            answer = self._answers.pop(name)
-            self._observer.finished("abort", time.monotonic() - answer.sent_s)
+            self._end(self._answers.pop(name), reason)
         if open_ids:
             self._channel.send([Abort(name) for name in open_ids])
+
+    def _end(self, answer: _Answer, reason: EndReason) -> None:
+        self._observer.ended(answer.watch.end(reason, time.monotonic()))
 
 
 def _error_of(failed: Failed) -> TreadleError:

@@ -8,10 +8,9 @@ says nothing; whoever supervises the processes does.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import secrets
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -24,22 +23,38 @@ LINGER_MS = 1000
 """How long a closing engine waits for its last frames to leave."""
 
 
+HAS_ABSTRACT_NAMES = sys.platform == "linux"
+"""Whether a local socket can have a name without a file."""
+
+
 class Address(msgspec.Struct, frozen=True):
     """Where the text side listens, and the key that admits the engine."""
 
     url: str
-    server_key: str | None = None
-    """Public CURVE key, for TCP, where any local user could connect; ipc has its folder's mode."""
+    server_key: str
+    """Public CURVE key: any local user could connect, but only the engine is told this."""
 
 
-class Channel(Protocol):
-    """The text side's end. `send` never blocks; `receive` returns at least one message."""
+class Sender(Protocol):
+    """What the text side sends through. `send` never blocks."""
 
     def send(self, messages: Sequence[ToEngine]) -> None: ...
+
+
+class Channel(Sender, Protocol):
+    """The text side's end. `receive` returns at least one message."""
 
     async def receive(self) -> list[FromEngine]: ...
 
     def close(self) -> None: ...
+
+
+class EngineEnd(Protocol):
+    """The engine's end. `receive` returns all that has arrived; with `block`, at least one."""
+
+    def send(self, messages: Sequence[FromEngine]) -> None: ...
+
+    def receive(self, *, block: bool) -> list[ToEngine]: ...
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
@@ -47,52 +62,40 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
 
 
 class TextChannel:
-    """The text side's end of a ZMQ channel. Binds at once; owns and removes its socket's folder."""
+    """The text side's end of a ZMQ channel. Binds at once; however the process ends, it leaves
+    nothing in the file system."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
         self._context = zmq.asyncio.Context()
-        self._folder: Path | None = None
         self._socket = self._context.socket(zmq.PAIR)
         _lift_limits(self._socket)
-        self.address = self._bind_ipc() or self._bind_tcp()
+        public, secret = zmq.curve_keypair()
+        self._socket.curve_secretkey = secret
+        self._socket.curve_server = True
+        self.address = Address(self._bind(), public.decode())
 
     def send(self, messages: Sequence[ToEngine]) -> None:
         # An unbounded socket takes the frame before this returns; its future carries no news.
         self._socket.send(encode(messages))
 
     async def receive(self) -> list[FromEngine]:
-        frame = await self._socket.recv()
-        # The engine has connected: without the file nobody else can, and a kill leaves nothing.
-        self._remove_folder()
-        return self._decoder.decode(frame)
+        return self._decoder.decode(await self._socket.recv())
 
     def close(self) -> None:
         self._socket.close(0)  # the engine is gone or going: nothing is worth waiting for
         self._context.term()
-        self._remove_folder()
 
-    def _bind_ipc(self) -> Address | None:
-        self._folder = Path(tempfile.mkdtemp(prefix="treadle-"))  # mode 700
-        url = f"ipc://{self._folder}/engine"
-        try:
-            self._socket.bind(url)
-        except zmq.ZMQError:  # no ipc on this system, or the folder's path is too long for it
-            self._remove_folder()
-            return None
-        return Address(url)
-
-    def _bind_tcp(self) -> Address:
-        public, secret = zmq.curve_keypair()
-        self._socket.curve_secretkey = secret
-        self._socket.curve_server = True
+    def _bind(self) -> str:
+        if HAS_ABSTRACT_NAMES:
+            url = f"ipc://@treadle-{secrets.token_hex(16)}"
+            try:
+                self._socket.bind(url)
+                return url
+            except zmq.ZMQError:  # a sandbox may forbid them
+                pass
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        return Address(f"tcp://127.0.0.1:{port}", public.decode())
-
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        return f"tcp://127.0.0.1:{port}"
 
 
 class EngineChannel:
@@ -103,9 +106,8 @@ class EngineChannel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         _lift_limits(self._socket)
-        if address.server_key is not None:
-            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
-            self._socket.curve_serverkey = address.server_key.encode()
+        self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._socket.curve_serverkey = address.server_key.encode()
         self._socket.connect(address.url)
 
     def send(self, messages: Sequence[FromEngine]) -> None:
