@@ -172,7 +172,7 @@ class App:
         metrics = Metrics("fake")
         frontend = Frontend(self.channel, ["fake"], observer=metrics, announce=lambda _: None)
         frontend.set_text(text)
-        await self._stack.enter_async_context(_running(frontend))
+        await self._stack.enter_async_context(_running(frontend, self.channel))
         await frontend.ready()
         transport = httpx.ASGITransport(create_app(frontend, metrics, SETTINGS))
         client = httpx.AsyncClient(transport=transport, base_url="http://fake")
@@ -180,8 +180,8 @@ class App:
 
 
 @contextlib.asynccontextmanager
-async def _running(frontend: Frontend) -> AsyncIterator[None]:
-    task = asyncio.create_task(frontend.run())
+async def _running(frontend: Frontend, channel: FakeChannel) -> AsyncIterator[None]:
+    task = asyncio.create_task(frontend.run(channel))
     try:
         yield
     finally:
