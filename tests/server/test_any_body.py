@@ -88,8 +88,8 @@ ALSO: dict[str, set[str]] = {
     "continue_final_message": {"add_generation_prompt", "messages"},
     "chat_template_kwargs": {"messages", "prompt"},
     "add_special_tokens": {"prompt"},
-    "text": {"input_ids", "sampling_params"},
-    "input_ids": {"text"},
+    "text": {"input_ids", "sampling_params", "prompt"},
+    "input_ids": {"text", "prompt"},
     "sampling_params": {*SamplingParams.__struct_fields__, *NATIVE_NAMES, "text"},
     "return_logprob": {"logprob_start_len", "top_logprobs_num", "token_ids_logprob"},
     "logprob_start_len": {"prompt_logprobs_start"},
@@ -97,7 +97,8 @@ ALSO: dict[str, set[str]] = {
     "token_ids_logprob": {"logprob_token_ids"},
     "rid": {"text"},
 }
-"""Fields whose value can be wrong because of another one's."""
+"""Fields that may be named instead: a value can be wrong because of another one's, and intake calls
+whatever goes to the model the prompt."""
 
 SCALARS: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 7, 1.5, -0.0, 1e308, -1e308, 5e-324, float("nan")),
