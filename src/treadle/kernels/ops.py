@@ -93,6 +93,8 @@ class Matrix:
     k: int
     forms: frozenset[Form]
     """The forms of input its products read: Q8 for quantised parts, F32 for the others."""
+    flawed: tuple[str, ...]
+    """Names of the tensors in it that hold a number, or the scale of one, that is not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Vector:
     """A float32 vector [n] in the backend's memory. Backends subclass it."""
 
     n: int
+    flawed: tuple[str, ...]
+    """As in Matrix."""
 
 
 class Form(enum.Enum):
