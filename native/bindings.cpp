@@ -54,12 +54,15 @@ void append_part(Matrix& matrix, Part part) {
   matrix.parts.push_back(part);
 }
 
-void add_part(Matrix& matrix, Handle& handle, int type, Address from, int64_t n, Address to) {
+// Whether all weights are finite.
+bool add_part(Matrix& matrix, Handle& handle, int type, Address from, int64_t n, Address to) {
   const nb::gil_scoped_release release;
-  append_part(matrix, handle.backend->with_pool([&](Pool& pool) {
+  const Packed packed = handle.backend->with_pool([&](Pool& pool) {
     return pack_part(pool, static_cast<WeightType>(type), at<const uint8_t>(from), n, matrix.k,
                      at<uint8_t>(to));
-  }));
+  });
+  append_part(matrix, packed.part);
+  return packed.finite;
 }
 
 void bind_values(nb::module_& m) {

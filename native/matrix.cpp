@@ -1,6 +1,7 @@
 #include "matrix.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "file_blocks.hpp"
@@ -33,10 +34,26 @@ T read(const uint8_t* from) {
   return value;
 }
 
-template <class T>
-void pack_float_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
+// Infinity and NaN have all bits of kExponent.
+template <class T, T kExponent>
+bool pack_float_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
   T* to = reinterpret_cast<T*>(panel) + column;
-  for (int64_t i = 0; i < k; ++i) to[i * kLanes] = read<T>(row + i * sizeof(T));
+  bool finite = true;
+  for (int64_t i = 0; i < k; ++i) {
+    const T value = read<T>(row + i * sizeof(T));
+    finite &= (value & kExponent) != kExponent;
+    to[i * kLanes] = value;
+  }
+  return finite;
+}
+
+template <WeightType kType>
+bool is_finite(const FileBlock& block) {
+  constexpr QuantFormat kIs = format_of(kType);
+  if constexpr (kIs.scales == Scales::kExponent) return (block.scale & 0xff) != 0xff;
+  constexpr int kExponent = 0x7c00;
+  return (block.scale & kExponent) != kExponent &&
+         (!kIs.minima || (block.minimum & kExponent) != kExponent);
 }
 
 // kBits bits of each of a block's numbers, from bit kShift on, to rows of a panel.
@@ -85,14 +102,16 @@ BlockPlaces column_places(WeightType type, const PanelLayout& layout, int64_t bl
 }
 
 template <WeightType kType>
-void pack_quant_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
+bool pack_quant_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
   constexpr QuantFormat kIs = format_of(kType);
   constexpr int64_t kTogether = file_block_blocks(kType);
   constexpr int64_t kBytes = file_row_bytes(kType, kTogether * kQuantBlock);
   const PanelLayout layout = layout_of(kType, k / kQuantBlock);
   FileBlock block{};
+  bool finite = true;
   for (int64_t b = 0; b < k / kQuantBlock; b += kTogether, row += kBytes) {
     read_file_block<kType>(row, block);
+    finite &= is_finite<kType>(block);
     for (int64_t within = 0; within < kTogether; ++within) {
       const BlockPlaces at = column_places(kType, layout, b + within, column);
       const uint8_t* numbers = block.numbers + within * kQuantBlock;
@@ -101,6 +120,7 @@ void pack_quant_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t co
       pack_scales<kType>(block, within, panel, at);
     }
   }
+  return finite;
 }
 
 float to_float(WeightType type, const uint8_t* value) {
@@ -183,22 +203,22 @@ void read_quant_column(const uint8_t* panel, int64_t k, int64_t column, float* o
   }
 }
 
-// Between a file's row and a panel's column.
+// Between a file's row and a panel's column; packing says whether all numbers are finite.
 struct ColumnCode {
-  void (*pack)(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column);
+  bool (*pack)(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column);
   void (*read)(const uint8_t* panel, int64_t k, int64_t column, float* out);
 };
 
-template <WeightType kType, class Stored>
-constexpr ColumnCode kFloatCode = {pack_float_column<Stored>, read_float_column<kType>};
+template <WeightType kType, class Stored, Stored kExponent>
+constexpr ColumnCode kFloatCode = {pack_float_column<Stored, kExponent>, read_float_column<kType>};
 template <WeightType kType>
 constexpr ColumnCode kQuantCode = {pack_quant_column<kType>, read_quant_column<kType>};
 
 // In the order of WeightType.
 constexpr ColumnCode kColumnCode[kWeightTypes] = {
-    kFloatCode<WeightType::kF32, uint32_t>,
-    kFloatCode<WeightType::kF16, uint16_t>,
-    kFloatCode<WeightType::kBF16, uint16_t>,
+    kFloatCode<WeightType::kF32, uint32_t, 0x7f800000>,
+    kFloatCode<WeightType::kF16, uint16_t, 0x7c00>,
+    kFloatCode<WeightType::kBF16, uint16_t, 0x7f80>,
     kQuantCode<WeightType::kQ4_0>,
     kQuantCode<WeightType::kQ4_1>,
     kQuantCode<WeightType::kQ5_0>,
@@ -222,19 +242,21 @@ int64_t packed_bytes(WeightType type, int64_t n, int64_t k) {
   return ceil_div(n, kLanes) * panel_bytes(type, k);
 }
 
-Part pack_part(Pool& pool, WeightType type, const uint8_t* from, int64_t n, int64_t k,
-               uint8_t* to) {
+Packed pack_part(Pool& pool, WeightType type, const uint8_t* from, int64_t n, int64_t k,
+                 uint8_t* to) {
   const Part part{type, to, n, k, 0, ceil_div(n, kLanes), panel_bytes(type, k)};
+  std::atomic<bool> finite{true};
   pool.each(part.panels, [&](int64_t p, int) {
     uint8_t* panel = to + p * part.panel_bytes;
     // Columns that pad the last panel must be zero, and the bytes after the planes defined.
     std::memset(panel, 0, static_cast<size_t>(part.panel_bytes));
     const int64_t columns = std::min(kLanes, n - p * kLanes);
     for (int64_t c = 0; c < columns; ++c) {
-      code_of(type).pack(from + (p * kLanes + c) * file_row_bytes(type, k), k, panel, c);
+      const uint8_t* row = from + (p * kLanes + c) * file_row_bytes(type, k);
+      if (!code_of(type).pack(row, k, panel, c)) finite = false;
     }
   });
-  return part;
+  return {part, finite};
 }
 
 void read_row(const Matrix& matrix, int64_t n, float scale, float* out) {

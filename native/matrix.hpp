@@ -17,8 +17,14 @@ struct Matrix {
 // Bytes of a packed part of n columns.
 int64_t packed_bytes(WeightType type, int64_t n, int64_t k);
 
+struct Packed {
+  Part part;
+  bool finite;  // all values, and all scales of values
+};
+
 // Repacks n rows of k values, as a file stores them, into panels at `to`.
-Part pack_part(Pool& pool, WeightType type, const uint8_t* from, int64_t n, int64_t k, uint8_t* to);
+Packed pack_part(Pool& pool, WeightType type, const uint8_t* from, int64_t n, int64_t k,
+                 uint8_t* to);
 
 // Writes row `n` of the matrix, dequantised and times scale.
 void read_row(const Matrix& matrix, int64_t n, float scale, float* out);

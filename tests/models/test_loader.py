@@ -12,6 +12,7 @@ import pytest
 from tests.models.parity import our_logits
 from tests.tiny import VOCAB_SIZE, TinyLlama, tiny_llama, write_tiny
 from treadle.errors import ModelFileError
+from treadle.kernels.native.backend import NativeBackend
 from treadle.kernels.ops import Backend
 from treadle.kernels.torch.backend import TorchBackend
 from treadle.models.gguf import GGUFFile
@@ -94,6 +95,28 @@ def test_shape(rewritten: Callable[..., Path], torch_backend: Backend) -> None:
 
     message = refusal(rewritten(cut), torch_backend)
     assert "tensor 'blk.1.ffn_up.weight' has shape [95, 64]; expected [96, 64]" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.1.ffn_down.weight", "token_embd.weight", "output_norm.weight"]
+)
+@pytest.mark.parametrize("kind", ["torch", "native"])
+def test_a_number_that_is_none(rewritten: Callable[..., Path], kind: str, name: str) -> None:
+    def spoil(tensors: Tensors) -> None:
+        data, kind = tensors[name]
+        spoiled = data.copy()
+        if kind == gguf.GGMLQuantizationType.Q8_0:
+            spoiled[-1, -34:-32] = np.array([np.nan], np.float16).view(np.uint8)
+        else:
+            spoiled[-1] = np.nan
+        tensors[name] = spoiled, kind
+
+    backend = TorchBackend(threads=1) if kind == "torch" else NativeBackend(threads=2)
+    try:
+        message = refusal(rewritten(spoil), backend)
+    finally:
+        backend.close()
+    assert f"tensor '{name}' holds a number that is infinite or not a number at all" in message
 
 
 def test_unsupported_type(rewritten: Callable[..., Path], torch_backend: Backend) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from treadle.errors import ModelFileError, StartError
-from treadle.models.hub import FILES, hub_folder, is_hub_id
+from treadle.models.hub import FILES, HubId, hub_id, hub_path
 from treadle.models.source import model_name, name_of_path, resolve_model
 
 
@@ -21,8 +21,17 @@ def model_folder(path: Path) -> Path:
     return path
 
 
-def never(name: str, files: Sequence[str], progress: bool) -> Path:
-    raise AssertionError(f"{name} must not be downloaded")
+class NoHub:
+    """Must not be asked, or fails as it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error or AssertionError("the hub must not be asked")
+
+    def files(self, model: HubId) -> Sequence[str]:
+        raise self.error
+
+    def download(self, model: HubId, patterns: Sequence[str], *, progress: bool) -> Path:
+        raise self.error
 
 
 def test_a_gguf_path(tmp_path: Path) -> None:
@@ -52,34 +61,26 @@ def test_names_that_are_no_model(tmp_path: Path, name: str, problem: str) -> Non
     (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     (tmp_path / "empty.gguf").write_bytes(b"")
     with pytest.raises(ModelFileError, match=problem):
-        resolve_model(str(tmp_path / name), download=never)
-
-
-def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = model_folder(tmp_path / "snapshots" / "abc")
-    asked: list[tuple[str, Sequence[str], bool]] = []
-
-    def download(name: str, files: Sequence[str], progress: bool) -> Path:
-        asked.append((name, files, progress))
-        return folder
-
-    assert resolve_model("Qwen/Qwen3-0.6B", False, download=download) == folder
-    assert asked == [("Qwen/Qwen3-0.6B", FILES, False)]
+        resolve_model(str(tmp_path / name), hub=NoHub())
 
 
 def test_a_local_directory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model_folder(tmp_path / "org" / "name")
-    assert resolve_model("org/name", download=never) == Path("org/name")
+    assert resolve_model("org/name", hub=NoHub()) == Path("org/name")
     (tmp_path / "org" / "file").write_bytes(b"GGUF")
-    assert resolve_model("org/file", download=never) == Path("org/file")
+    assert resolve_model("org/file", hub=NoHub()) == Path("org/file")
 
 
 def test_what_is_spelled_like_a_hub_id() -> None:
-    assert all(map(is_hub_id, ["org/name", "HuggingFaceTB/SmolLM2-135M", "a_b/c.d-e"]))
+    for name in ("org/name", "HuggingFaceTB/SmolLM2-135M", "a_b/c.d-e"):
+        assert hub_id(name) == HubId(name)
+    assert hub_id("org/name@refs/pr/1") == HubId("org/name", "refs/pr/1")
+    assert hub_id("org/name:Q4_K_M") == HubId("org/name", gguf="Q4_K_M")
+    assert hub_id("org/name@v1:a/b-Q8_0.gguf") == HubId("org/name", "v1", "a/b-Q8_0.gguf")
     wrong = ["name", "/org/name", "org/name/x", "./name", "../name", "~/name", "org/", "org/m.gguf"]
-    assert not any(map(is_hub_id, wrong))
+    wrong += ["org/name:", "org/name@", "org/name:a b", "name:Q4_K_M", "org/m.gguf:Q4_K_M"]
+    assert not any(map(hub_id, wrong))
 
 
 def test_only_needed_files_are_asked_for() -> None:
@@ -90,11 +91,6 @@ def test_only_needed_files_are_asked_for() -> None:
     assert wanted("model-00001-of-00163.safetensors")
     for name in ("pytorch_model.bin", "consolidated.safetensors", "modeling_x.py", "README.md"):
         assert not wanted(name)
-
-
-def test_a_repository_without_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"org/name on the Hugging Face hub has no config\.json"):
-        hub_folder("org/name", progress=False, download=lambda *_: tmp_path)
 
 
 def hub_error(name: str, message: str = "") -> Exception:
@@ -112,6 +108,7 @@ def hub_error(name: str, message: str = "") -> Exception:
     [
         (hub_error("GatedRepoError"), "asks for terms to be accepted"),
         (hub_error("RepositoryNotFoundError"), "there is no such model"),
+        (hub_error("RevisionNotFoundError"), "it has no revision 'v1'"),
         (hub_error("LocalEntryNotFoundError"), "it cannot be reached, and the model is not in"),
         (hub_error("OfflineModeIsEnabled"), "it cannot be reached, and the model is not in"),
         (OSError(28, "No space left on device"), "No space left on device"),
@@ -120,21 +117,18 @@ def hub_error(name: str, message: str = "") -> Exception:
     ],
 )
 def test_failures_are_one_sentence(error: Exception, why: str) -> None:
-    def download(name: str, files: Sequence[str], progress: bool) -> Path:
-        raise error
-
     with pytest.raises(
         StartError, match=f"^cannot get org/name from the .* hub: .*{why}"
     ) as failed:
-        hub_folder("org/name", progress=False, download=download)
+        hub_path(HubId("org/name", "v1"), progress=False, hub=NoHub(error))
     assert "\n" not in failed.value.message
 
 
 def test_the_library_itself_without_a_network() -> None:
     """Its offline switch is read at import, so this takes a process of its own."""
     script = (
-        "from pathlib import Path; from treadle.models.hub import hub_folder\n"
-        "hub_folder('no-such-org/no-such-model', progress=False)"
+        "from treadle.models.source import resolve_model\n"
+        "resolve_model('no-such-org/no-such-model')"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -149,7 +143,9 @@ def test_the_library_itself_without_a_network() -> None:
 def test_what_a_model_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_name("demo") == "SmolLM2-135M-Instruct.Q4_1"
     assert model_name("gemma") == "gemma-3-270m-q4_k_m"
-    assert model_name("Qwen/Qwen2.5-0.5B") == "Qwen2.5-0.5B"
+    assert model_name("Qwen/Qwen2.5-0.5B") == model_name("Qwen/Qwen2.5-0.5B@v1") == "Qwen2.5-0.5B"
+    assert model_name("org/x-GGUF@v1:Q4_K_M") == "x-GGUF:Q4_K_M"
+    assert model_name("org/x-GGUF:a/y-Q4_0.gguf") == "x-GGUF:y-Q4_0"
     assert model_name("/x/y.Q4_0.gguf") == "y.Q4_0"
     assert model_name("y-Q4_0-00002-of-00003.gguf") == "y-Q4_0"
     folder = tmp_path / "here.v2"

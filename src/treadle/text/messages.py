@@ -5,6 +5,7 @@ Never renders, and never changes the caller's messages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ def present(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         if not isinstance(message, Mapping):
             raise InvalidRequest("each message must be a mapping", param="messages")
         kept = {key: value for key, value in message.items() if value is not None}
+        if isinstance(kept.get("tool_calls"), list | tuple):
+            kept["tool_calls"] = [_with_arguments(call) for call in kept["tool_calls"]]
         result.append(_with_reasoning(kept))
         _check_content(result[-1].get("content", ""), f"messages[{index}].content")
     return result
@@ -74,6 +77,21 @@ def _with_reasoning(message: Message) -> Message:
         if name in message:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
     return message
+
+
+def _with_arguments(call: Any) -> Any:
+    """Clients send arguments back as they got them, as the text of a JSON object; templates write
+    objects out themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:  # then it is what the model said, and stays that
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check_content(content: object, where: str) -> None:

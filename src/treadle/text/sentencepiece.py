@@ -26,8 +26,9 @@ class Pieces:
     """Ordinary pieces; a space is spelled ▁."""
     keys: Mapping[str, float]
     """The pieces again: of two pairs that can be merged, the one with the lower key is first."""
-    byte_ids: Sequence[int] | None
-    """Token of each byte, for characters that are no piece; None if the vocabulary has none."""
+    byte_ids: Mapping[int, int]
+    """Token of a byte, for characters that are no piece. Files out of converted vocabularies lack
+    the tab's, which is a piece there."""
     unknown_id: int | None
     """Stands for a run of characters that can be spelled in no other way."""
 
@@ -75,16 +76,21 @@ class SentencePieceEncoder:
         return known
 
     def _spell(self, parts: Sequence[str]) -> Iterator[int]:
-        pieces, unknown = self._pieces, False
+        unknown = False
         for part in parts:
-            token = pieces.ids.get(part)
-            if token is not None:
-                yield token
-            elif pieces.byte_ids is not None:
-                yield from (pieces.byte_ids[byte] for byte in part.encode())
-            elif pieces.unknown_id is not None and not unknown:
-                yield pieces.unknown_id
-            unknown = token is None
+            token = self._pieces.ids.get(part)
+            spelled = self._spell_bytes(part) if token is None else [token]
+            if spelled:
+                yield from spelled
+            elif self._pieces.unknown_id is not None and not unknown:
+                yield self._pieces.unknown_id
+            unknown = not spelled
+
+    def _spell_bytes(self, part: str) -> list[int]:
+        """Empty unless all of its bytes have tokens."""
+        ids = [self._pieces.byte_ids.get(byte) for byte in part.encode()]
+        found = [token for token in ids if token is not None]
+        return found if len(found) == len(ids) else []
 
 
 class _Literals:

@@ -127,6 +127,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < GREEDY_BELOW
 
     @property
+    def restricted(self) -> bool:
+        """Whether some tokens may not be chosen, or not yet."""
+        return bool(self.allowed_token_ids or self.bad_words or self.min_tokens or self.logit_bias)
+
+    @property
     def penalised(self) -> bool:
         """Whether the choice depends on the tokens that came before."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)

@@ -17,7 +17,7 @@ class Backend:
 
 class Matrix:
     def __init__(self, k: int) -> None: ...
-    def add_part(self, backend: Backend, type: int, data: int, n: int, to: int) -> None: ...  # noqa: A002
+    def add_part(self, backend: Backend, type: int, data: int, n: int, to: int) -> bool: ...  # noqa: A002
 
 class Buffer:
     def __init__(

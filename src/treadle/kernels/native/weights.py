@@ -58,13 +58,16 @@ def pack_matrix(backend: _native.Backend, arena: Arena, parts: Sequence[RawTenso
     # Parts that lie together and share a type become one.
     memory = arena.take(sum(sizes))
     address = memory.ctypes.data
+    flawed = []
     for part, size in zip(parts, sizes, strict=True):
         source = np.ascontiguousarray(part.data).reshape(-1)
-        packed.add_part(backend, TYPE_INDEX[part.type], source.ctypes.data, part.shape[0], address)
+        place = source.ctypes.data
+        if not packed.add_part(backend, TYPE_INDEX[part.type], place, part.shape[0], address):
+            flawed.append(part.name)
         address += size
     forms = frozenset(Form.Q8 if part.type.quantised else Form.F32 for part in parts)
     n = sum(part.shape[0] for part in parts)
-    return NativeMatrix(n=n, k=k, forms=forms, packed=packed, memory=memory)
+    return NativeMatrix(n=n, k=k, forms=forms, flawed=tuple(flawed), packed=packed, memory=memory)
 
 
 def load_vector(tensor: RawTensor) -> NativeVector:
@@ -74,7 +77,9 @@ def load_vector(tensor: RawTensor) -> NativeVector:
     if tensor.type.quantised:
         raise ModelFileError(f"tensor {tensor.name} is a vector of type {tensor.type}")
     _check_bytes(tensor)
-    return NativeVector(n=tensor.shape[0], values=_as_float32(tensor))
+    values = _as_float32(tensor)
+    flawed = () if np.isfinite(values).all() else (tensor.name,)
+    return NativeVector(n=tensor.shape[0], flawed=flawed, values=values)
 
 
 def _as_float32(tensor: RawTensor) -> FloatArray:

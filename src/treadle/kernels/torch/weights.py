@@ -16,6 +16,9 @@ from treadle.kernels.blocks import BLOCKS, num_bytes
 from treadle.kernels.ops import Form, Matrix, RawTensor, Vector, WeightType
 from treadle.kernels.torch.unpack import unpack
 
+_NAN_SCALE = 2.0**127
+"""What MXFP4's mark for NaN comes to as an exponent; far above any scale in f16."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DensePart:
@@ -26,6 +29,10 @@ class DensePart:
     @property
     def n(self) -> int:
         return self.weight.shape[0]
+
+    @property
+    def finite(self) -> bool:
+        return bool(self.weight.isfinite().all())
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self.weight[ids].float()
@@ -42,6 +49,11 @@ class QuantPart:
     @property
     def n(self) -> int:
         return self.values.shape[2]
+
+    @property
+    def finite(self) -> bool:
+        scales = (self.scales, self.minimums)
+        return all(bool((x.abs() < _NAN_SCALE).all()) for x in scales if x is not None)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         weight = self.values[:, :, ids] * self.scales[:, None, ids]
@@ -76,7 +88,8 @@ def stack(parts: Sequence[RawTensor]) -> TorchMatrix:
         _quant_part(tensor) if tensor.type.quantised else DensePart(_dense(tensor))
         for tensor in parts
     )
-    return TorchMatrix(sum(p.n for p in unpacked), parts[0].shape[1], forms, unpacked)
+    flawed = tuple(t.name for t, part in zip(parts, unpacked, strict=True) if not part.finite)
+    return TorchMatrix(sum(p.n for p in unpacked), parts[0].shape[1], forms, flawed, unpacked)
 
 
 def vector(tensor: RawTensor) -> TorchVector:
@@ -86,7 +99,8 @@ def vector(tensor: RawTensor) -> TorchVector:
             "expected a vector in a float type"
         )
     _check_bytes(tensor)
-    return TorchVector(tensor.shape[0], _dense(tensor).float())
+    data = _dense(tensor).float()
+    return TorchVector(tensor.shape[0], () if data.isfinite().all() else (tensor.name,), data)
 
 
 def _check_matrix(tensor: RawTensor, k: int) -> None:
