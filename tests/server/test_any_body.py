@@ -21,7 +21,8 @@ from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.server.app import create_app
 from treadle.server.metrics import Metrics
 from treadle.server.probes import Configuration
-from treadle.server.schema import ChatRequest, CompletionRequest
+from treadle.server.schema.chat import ChatRequest
+from treadle.server.schema.completions import CompletionRequest
 from treadle.text.frontend import Frontend
 from treadle.text.load import ModelText
 from treadle.text.sglang import GenerateRequest
