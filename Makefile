@@ -1,6 +1,9 @@
 # setup   install treadle into .venv, with what the checks and tests need
 # check   format, lint, types
 # test    install and run the tests
+# test-clients   other people's clients and routers against the server; FILES=… for some of them
+# fuzz-api       schemathesis against the server's /openapi.json
+# clients-short  of both what takes two minutes
 # bench   speed on the demo model, beside what the machine allows
 # soak    ten minutes of random requests to a real server; SOAK_SECONDS=60 for less
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
@@ -10,10 +13,12 @@ MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
 SOAK_SECONDS ?= 600
+FILES ?= tests/clients
 BIN := .venv/bin
+CLIENTS := .venv-clients
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test bench soak serve clean
+.PHONY: setup check test test-clients fuzz-api clients-short bench soak serve clean
 
 setup: .venv/installed-test
 
@@ -25,6 +30,16 @@ check: .venv/installed-test
 test: .venv/installed-test
 	$(BIN)/python -m pytest
 
+test-clients: .venv/installed-test $(CLIENTS)/installed
+	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini $(FILES)
+
+fuzz-api: .venv/installed-test $(CLIENTS)/installed-short
+	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients/fuzz_api.py
+
+clients-short: .venv/installed-test $(CLIENTS)/installed-short
+	EXAMPLES=10 $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini \
+		tests/clients/test_openai.py tests/clients/fuzz_api.py
+
 bench: .venv/installed
 	$(BIN)/python benchmarks/engine.py
 
@@ -35,7 +50,7 @@ serve: .venv/installed
 	$(BIN)/treadle serve $(MODEL) --host $(HOST) --port $(PORT)
 
 clean:
-	rm -rf .venv build
+	rm -rf .venv $(CLIENTS) build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -50,3 +65,15 @@ clean:
 	@echo 'installing treadle and what its tests need: a few minutes'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch .venv/installed $@
+
+$(CLIENTS)/bin/python:
+	$(PYTHON) -m venv $(CLIENTS)
+
+$(CLIENTS)/installed-short: tests/clients/requirements-short.txt $(CLIENTS)/bin/python
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(CLIENTS)/installed: tests/clients/requirements.txt $(CLIENTS)/installed-short
+	@echo 'installing the clients apart from treadle: a few minutes, 1.5 GB'
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@

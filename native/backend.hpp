@@ -1,6 +1,9 @@
 // What the programs, the packing and the sampling of one backend share: its kernels and threads.
 #pragma once
 
+#include <unistd.h>
+
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -38,5 +41,13 @@ class Backend {
   bool closed_ = false;
   Pool pool_;
 };
+
+// A forked child has the backend's memory, but not its threads: taking it apart there would wait for
+// them for ever, so the child leaves it be.
+inline std::shared_ptr<Backend> make_backend(const std::string& isa, int threads) {
+  return {new Backend(isa, threads), [maker = getpid()](Backend* backend) {
+            if (getpid() == maker) delete backend;
+          }};
+}
 
 }  // namespace treadle

@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
 #include "program.hpp"
 #include "sampling.hpp"
@@ -31,7 +32,7 @@ std::vector<const T*> all_at(const std::vector<Address>& addresses) {
 // A backend with what Python asks of it directly.
 struct Handle {
   Handle(const std::string& isa, int threads)
-      : backend(std::make_shared<Backend>(isa, threads)), sampler(backend->kernels) {}
+      : backend(make_backend(isa, threads)), sampler(backend->kernels) {}
 
   std::shared_ptr<Backend> backend;
   Sampler sampler;
@@ -258,6 +259,8 @@ void bind_sampling(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A forked child exits with what the parent's threads held: that is no leak of ours.
+  pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   m.def("variants", &runnable_variants);
   m.def(
       "packed_bytes",

@@ -127,11 +127,10 @@ void Sampler::sample(Pool& pool, const Logits& logits, const SampleRows& rows, i
 int32_t Sampler::choose(const float* x, int64_t n, const SampleRows& rows, int64_t row,
                         Scratch& scratch) const {
   const float max = kernels_.largest(x, n);
-  // All weight is on the largest logits where they are infinite; if nothing but -inf and NaN is
-  // there, the first of what there is.
+  if (!(max > -kInfinity)) return kNoToken;
+  // All weight is on the largest logits where they are infinite.
   if (rows.temperature[row] <= 0.0f || std::isinf(max)) {
-    const int64_t first = kernels_.first_equal(x, n, max);
-    return first < n ? static_cast<int32_t>(first) : 0;
+    return static_cast<int32_t>(kernels_.first_equal(x, n, max));
   }
   kernels_.exponentials(x, n, max, rows.temperature[row], scratch.weights.data(),
                         scratch.sums.data());

@@ -32,6 +32,9 @@ struct SampleRows {
   const double* uniform;
 };
 
+// Chosen where no logit is above -inf.
+constexpr int32_t kNoToken = -1;
+
 struct TopOutputs {
   int64_t num_top;
   float* log_sum_exp;  // [rows]

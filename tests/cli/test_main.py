@@ -92,6 +92,10 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "allowed_origins": ["https://a.example", "*"],
         "incremental_streaming_output": True,
         "health_generate_timeout": 1.5,
+        "max_output_tokens": 100,
+        "max_answers": 7,
+        "enable_timings": True,
+        "trust_request_chat_template": True,
     }
     arguments = []
     for name, value in values.items():

@@ -13,7 +13,7 @@ import torch
 
 from tests.engine.bits import Schedule, start
 from tests.tiny import VOCAB_SIZE, TinyLlama, tiny_llama, tiny_reference
-from treadle.wire.messages import Delta, Generate, TokenLogprob
+from treadle.wire.messages import Delta, Failed, Generate, TokenLogprob
 from treadle.wire.sampling_params import SamplingParams
 
 LENGTH = 50
@@ -147,3 +147,26 @@ def test_restricted_choices_restrict_nobody_else(path: Path, prompt: list[int], 
     rest = answers.tokens["bad"]
     assert free[0] not in rest
     assert free[1:3] not in [rest[at : at + 2] for at in range(len(rest))]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_where_nothing_is_left_to_choose_one_request_fails(
+    path: Path, prompt: list[int], depth: int
+) -> None:
+    engine = start(path, Schedule(rows=4, depth=depth), kv_dtype="f32")
+    eos = engine.ready().eos_token_ids[0]
+    params = SamplingParams(max_tokens=8, min_tokens=3, allowed_token_ids=[eos])
+    engine.handle(Generate(request_id="none", prompt=prompt, params=params, seed=0))
+    engine.handle(plain(prompt, "free"))
+    said: dict[str, list[Delta | Failed]] = {"none": [], "free": []}
+    while engine.has_work:
+        for message in engine.step():
+            assert isinstance(message, Delta | Failed)
+            said[message.request_id].append(message)
+    engine.close()
+    (failed,) = said["none"]
+    assert isinstance(failed, Failed)
+    assert (failed.status, failed.param) == (400, "allowed_token_ids")
+    assert "no token is left" in failed.message
+    tokens = [token for delta in said["free"] if isinstance(delta, Delta) for token in delta.tokens]
+    assert tokens == Answers(path, Schedule(), [plain(prompt, "free")]).tokens["free"]

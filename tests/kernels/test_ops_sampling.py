@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from treadle.kernels.ops import Backend, LogitEdits, SampleRows
+from treadle.kernels.ops import NO_TOKEN, Backend, LogitEdits, SampleRows
 
 BORDER = 1e-5
 """Sums this close to a border may fall on either side of it."""
@@ -108,7 +108,9 @@ def test_greedy(backend: Backend) -> None:
     logits[1] = 7
     logits[2, :-1] = -np.inf
     rows = sample_rows(200, temperature=0, top_k=5, top_p=0.5, uniform=rng.random(200))
-    np.testing.assert_array_equal(backend.sampling.sample(logits, rows), logits.argmax(axis=1))
+    expected = logits.argmax(axis=1)
+    expected[0] = NO_TOKEN
+    np.testing.assert_array_equal(backend.sampling.sample(logits, rows), expected)
 
 
 def test_each_row_has_its_own_parameters(backend: Backend) -> None:
@@ -156,11 +158,12 @@ def test_extreme_temperatures(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_rows_without_a_distribution_still_get_a_token(backend: Backend, bad: float) -> None:
-    logits = np.full((3, 40), bad, np.float32)
-    rows = sample_rows(3, temperature=[0, 1, 1], top_k=[0, 0, 3], top_p=[1, 1, 0.5])
+def test_rows_without_a_distribution_have_no_token(backend: Backend, bad: float) -> None:
+    logits = np.full((4, 40), bad, np.float32)
+    logits[3, 17] = -5
+    rows = sample_rows(4, temperature=[0, 1, 1, 1], top_k=[0, 0, 3, 3], top_p=[1, 1, 0.5, 0.5])
     tokens = backend.sampling.sample(logits, rows)
-    assert ((tokens >= 0) & (tokens < 40)).all()
+    assert tokens.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 17]
 
 
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}])

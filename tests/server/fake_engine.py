@@ -235,8 +235,9 @@ class FakeEngine:
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         first = max(request.params.prompt_logprobs_start, 1)
+        lowest = float("-inf") if request.prompt[0] == UNLIKELY else 0.0
         return [
-            self._score(request, request.prompt[at], -float(at), num_top)
+            self._score(request, request.prompt[at], lowest or -float(at), num_top)
             for at in range(first, len(request.prompt))
         ]
 

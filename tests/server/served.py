@@ -136,6 +136,32 @@ class Served:
         self.process.communicate()
 
 
+class RealServed(Served):
+    """`treadle serve` as a user starts it."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        self.name = model.stem
+        self.log = ""
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "treadle.cli.main", "serve", str(model)),
+                *("--port", "0", *options),
+            ],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def engine_pid(self) -> int:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0])
+
+
 def read_until(connection: socket.socket, text: bytes) -> bytes:
     received = b""
     while text not in received:

@@ -113,7 +113,12 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         error = refusal(server.complete(prompt))
         assert error["param"] == "prompt"
         assert str(VOCAB_SIZE - 1) in error["message"]
-    assert refusal(server.complete("p", stop_token_ids=[bad]))["param"] == "stop_token_ids"
+    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        error = refusal(server.complete("p", logprobs=1, **{field: [bad]}))
+        assert error["param"] == field
+        assert str(VOCAB_SIZE - 1) in error["message"]
+    error = refusal(server.complete("p", stop_token_ids=[bad], min_tokens=3))
+    assert error["param"] == "stop_token_ids"
     assert refusal(server.complete("p", logit_bias={str(bad): 1}))["param"] == "logit_bias"
 
 
@@ -139,7 +144,6 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 1, "echo": True}, "logprobs"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": [5]}, "stop[0]"),
@@ -158,10 +162,33 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "prompt"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 1025}, "cache_salt"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "a b"}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
+        ({"request_id": "é"}, "request_id"),
+        ({"request_id": "x" * 257}, "request_id"),
         ({"use_beam_search": True}, "use_beam_search"),
+        ({"stop_regex": "a+"}, "stop_regex"),
+        ({"priority": 1}, "priority"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"typical_p": 0.5}, "typical_p"),
     ],
 )
 def test_wrong_fields(server: Served, fields: dict[str, Any], param: str) -> None:
@@ -171,10 +198,26 @@ def test_wrong_fields(server: Served, fields: dict[str, Any], param: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "fields", [{"suffix": ""}, {"best_of": 2, "n": 2}, {"seed": -1}, {"top_k": -1}, {"top_k": 0}]
+    "fields",
+    [
+        {"suffix": ""},
+        {"best_of": 2, "n": 2},
+        {"seed": -1},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"priority": 0},
+        {"use_beam_search": False},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"spaces_between_special_tokens": True, "length_penalty": 1.0},
+        {"mirostat": 0, "typical_p": 1.0, "dry_multiplier": 0.0, "xtc_probability": 0},
+    ],
 )
 def test_harmless_fields(server: Served, fields: dict[str, Any]) -> None:
     assert server.complete("p", **fields).status_code == 200
+
+
+def test_empty_bad_word(server: Served) -> None:
+    assert refusal(server.complete("p", bad_words=["x", ""]))["param"] == "bad_words"
 
 
 def test_unknown_model(server: Served) -> None:

@@ -130,8 +130,18 @@ def test_nulls_are_absent_fields(server: Served) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         (
             [{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}],
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
         ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ([{"role": "assistant"}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "foo"}]}], "messages[0].content[0].type"),
     ],
 )
 def test_wrong_messages(server: Served, messages: Any, param: str) -> None:
@@ -152,9 +162,16 @@ def test_wrong_messages(server: Served, messages: Any, param: str) -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"documents": "text"}, "documents"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+        ({"max_completion_tokens": 0}, "max_tokens"),
         ({"min_tokens": 401}, "min_tokens"),
     ],
 )

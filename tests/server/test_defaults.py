@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from treadle.server.schema import ChatRequest, CompletionRequest
+from treadle.server.schema.chat import ChatRequest
+from treadle.server.schema.completions import CompletionRequest
 
 DEFAULTS = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.3}
 

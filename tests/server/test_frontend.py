@@ -113,7 +113,7 @@ Test = Callable[[World], Coroutine[Any, Any, None]]
 def play(text: ModelText, test: Test, *, ready: bool = True) -> None:
     async def run() -> None:
         world = World(text)
-        receiving = asyncio.create_task(world.frontend.run())
+        receiving = asyncio.create_task(world.frontend.run(world.wire))
         if ready:
             world.frontend.set_text(text)
             await world.wire.deliver(READY)
@@ -139,7 +139,7 @@ def test_one_generate_per_prompt_and_choice(text: ModelText) -> None:
         asking = asyncio.create_task(collect(world.ask("a", "b c", n=2, seed=-1, max_tokens=3)))
         await asyncio.sleep(0)
         generates = [message for message in world.wire.sent if isinstance(message, Generate)]
-        assert [one.request_id for one in generates] == ["r-0", "r-1", "r-2", "r-3"]
+        assert [one.request_id for one in generates] == ["r-0-0", "r-0-1", "r-0-2", "r-0-3"]
         assert [one.choice for one in generates] == [0, 1, 0, 1]
         assert {one.seed for one in generates} == {2**64 - 1}
         assert {one.params.n for one in generates} == {1}
@@ -147,13 +147,32 @@ def test_one_generate_per_prompt_and_choice(text: ModelText) -> None:
         for number in (3, 1, 0, 2):
             tokens = world.ids(f"answer {number}")
             await world.wire.deliver(
-                Delta(request_id=f"r-{number}", tokens=tokens, finish="length")
+                Delta(request_id=f"r-0-{number}", tokens=tokens, finish="length")
             )
         answers = await asking
         assert {index: answer.text for index, answer in answers.items()} == {
             number: f"answer {number}" for number in range(4)
         }
         assert len(world.wire.sent) == 4
+
+    play(text, test)
+
+
+def test_one_request_per_id_at_a_time(text: ModelText) -> None:
+    async def test(world: World) -> None:
+        first = asyncio.create_task(collect(world.ask("a", max_tokens=3, stop="b")))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest) as refused:
+            await collect(world.ask("a", max_tokens=3))
+        assert refused.value.param == "request_id"
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=world.ids("ab")))
+        assert (await first)[0].text == "a"
+        again = asyncio.create_task(collect(world.ask("a", max_tokens=3)))
+        await asyncio.sleep(0)
+        # The engine's last word on the first request must not end the second.
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=[], finish="abort"))
+        await world.wire.deliver(Delta(request_id="r-1-0", tokens=world.ids("c"), finish="length"))
+        assert (await again)[0].text == "c"
 
     play(text, test)
 
@@ -179,8 +198,8 @@ def test_parts_merge_while_nobody_takes_them(text: ModelText) -> None:
         await asyncio.sleep(0)
         tokens = world.ids("one two three four")
         for token in tokens:
-            await world.wire.deliver(Delta(request_id="r-0", tokens=[token]))
-        await world.wire.deliver(Delta(request_id="r-0", tokens=[], finish="abort"))
+            await world.wire.deliver(Delta(request_id="r-0-0", tokens=[token]))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=[], finish="abort"))
         parts = [await first] + [parts async for parts in arrivals]
         assert len(parts) <= 2
         answer = await collect(_each(parts))
@@ -200,13 +219,13 @@ def test_stop_string_aborts_once_and_hides_the_rest(text: ModelText) -> None:
     async def test(world: World) -> None:
         asking = asyncio.create_task(collect(world.ask("x", max_tokens=20, stop="two")))
         await asyncio.sleep(0)
-        await world.wire.deliver(Delta(request_id="r-0", tokens=world.ids("one two three")))
-        await world.wire.deliver(Delta(request_id="r-0", tokens=world.ids(" four")))
-        await world.wire.deliver(Delta(request_id="r-0", tokens=[], finish="abort"))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=world.ids("one two three")))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=world.ids(" four")))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=[], finish="abort"))
         answer = (await asking)[0]
         assert (answer.text, answer.finish_reason, answer.stop_reason) == ("one ", "stop", "two")
         assert answer.token_ids == world.ids("one two")
-        assert world.wire.sent[1:] == [Abort("r-0")]
+        assert world.wire.sent[1:] == [Abort("r-0-0")]
         assert world.record.calls == ["first", "stop"]
         assert world.frontend.num_open == 0
 
@@ -218,7 +237,7 @@ def test_no_abort_when_the_engine_ended_too(text: ModelText) -> None:
         asking = asyncio.create_task(collect(world.ask("x", max_tokens=2, stop="two")))
         await asyncio.sleep(0)
         tokens = world.ids("one two")
-        await world.wire.deliver(Delta(request_id="r-0", tokens=tokens, finish="length"))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=tokens, finish="length"))
         assert (await asking)[0].finish_reason == "stop"
         assert len(world.wire.sent) == 1
 
@@ -231,7 +250,9 @@ def test_leaving_aborts_what_is_open(text: ModelText, how: str) -> None:
         arrivals = world.ask("x", n=3, max_tokens=9)
         waiting = asyncio.create_task(anext(arrivals))
         await asyncio.sleep(0)
-        await world.wire.deliver(Delta(request_id="r-1", tokens=world.ids("done"), finish="length"))
+        await world.wire.deliver(
+            Delta(request_id="r-0-1", tokens=world.ids("done"), finish="length")
+        )
         await waiting
         if how == "cancel":
             waiting = asyncio.create_task(anext(arrivals))
@@ -240,7 +261,7 @@ def test_leaving_aborts_what_is_open(text: ModelText, how: str) -> None:
             await asyncio.wait([waiting])
         else:
             await arrivals.aclose()
-        assert world.wire.sent[3:] == [Abort("r-0"), Abort("r-2")]
+        assert world.wire.sent[3:] == [Abort("r-0-0"), Abort("r-0-2")]
         assert world.record.calls == ["first", "length", "abort", "abort"]
         assert world.frontend.num_open == 0
 
@@ -251,13 +272,13 @@ def test_one_failure_fails_the_request_and_aborts_its_others(text: ModelText) ->
     async def test(world: World) -> None:
         asking = asyncio.create_task(collect(world.ask("x", n=2, max_tokens=9)))
         await asyncio.sleep(0)
-        failed = Failed(request_id="r-0", status=409, message="m", code="c", param="p")
+        failed = Failed(request_id="r-0-0", status=409, message="m", code="c", param="p")
         await world.wire.deliver(failed)
         with pytest.raises(RequestError) as raised:
             await asking
         error = raised.value
         assert (error.status, error.message, error.code, error.param) == (409, "m", "c", "p")
-        assert world.wire.sent[2:] == [Abort("r-1")]
+        assert world.wire.sent[2:] == [Abort("r-0-1")]
 
     play(text, test)
 
@@ -269,7 +290,7 @@ def test_failures_keep_their_kind(text: ModelText, status: int, kind: type[Excep
     async def test(world: World) -> None:
         asking = asyncio.create_task(collect(world.ask("x", max_tokens=9)))
         await asyncio.sleep(0)
-        await world.wire.deliver(Failed(request_id="r-0", status=status, message="m"))
+        await world.wire.deliver(Failed(request_id="r-0-0", status=status, message="m"))
         with pytest.raises(kind):
             await asking
 
@@ -299,7 +320,7 @@ def test_refusing_lets_running_answers_end(text: ModelText) -> None:
         world.frontend.refuse(OverloadError("stopping"))
         with pytest.raises(OverloadError, match="stopping"):
             world.ask("x")
-        await world.wire.deliver(Delta(request_id="r-0", tokens=world.ids("a"), finish="length"))
+        await world.wire.deliver(Delta(request_id="r-0-0", tokens=world.ids("a"), finish="length"))
         assert (await asking)[0].text == "a"
         world.frontend.say_bye()
         assert world.wire.sent[-1] == Bye()
@@ -366,7 +387,7 @@ def test_others_get_their_turn_while_messages_pile_up() -> None:
     async def play() -> None:
         flood = Flood()
         frontend = Frontend(flood, ["m"], observer=Record(), announce=lambda progress: None)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(flood))
         for _ in range(10):
             await asyncio.sleep(0)
         assert 5 < flood.num_received < 20
@@ -382,7 +403,7 @@ def test_an_id_in_flight_is_refused(text: ModelText) -> None:
         wire = Wire()
         frontend = Frontend(wire, ["m"], observer=Record(), announce=lambda progress: None)
         frontend.set_text(text)
-        running = asyncio.create_task(frontend.run())
+        running = asyncio.create_task(frontend.run(wire))
         await wire.deliver(READY)
         accepted = frontend.check([5], SamplingParams())
         first = frontend.generate([accepted], request_id="same")
@@ -391,7 +412,7 @@ def test_an_id_in_flight_is_refused(text: ModelText) -> None:
         with pytest.raises(InvalidRequest, match="'same' is running already"):
             await anext(frontend.generate([accepted], request_id="same"))
         assert [type(message) for message in wire.sent] == [Generate]
-        await wire.deliver(Delta(request_id="same-0", tokens=[5], finish="length"))
+        await wire.deliver(Delta(request_id="same-0-0", tokens=[5], finish="length"))
         assert (await waiting)[0].token_ids == [5]
         await first.aclose()
         again = asyncio.ensure_future(anext(frontend.generate([accepted], request_id="same")))

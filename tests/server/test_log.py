@@ -112,7 +112,7 @@ def test_a_server_says_how_it_is_doing(start: Start) -> None:
     served.read_until(r"\ntreadle: (idle)\n")
     line = served.read_until(r"\ntreadle: (chatcmpl-.*)\n")
     assert re.fullmatch(
-        r"chatcmpl-\w+-0: \d+ prompt tokens \(0 cached\), 3 generated, "
+        r"chatcmpl-\w+-0-0: \d+ prompt tokens \(0 cached\), 3 generated, "
         r"first token after \S+ s, \S+ s in all, length",
         line,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.server.test_real_engine import RealServed
+from tests.server.served import RealServed
 from tests.tiny import VOCAB_SIZE, TinyLlama, tiny_llama, tiny_reference
 
 LENGTH = 50

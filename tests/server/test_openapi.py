@@ -10,7 +10,8 @@ import pytest
 
 from tests.server.conftest import Start
 from tests.server.served import Served
-from treadle.server.schema import ChatRequest, CompletionRequest
+from treadle.server.schema.chat import ChatRequest
+from treadle.server.schema.completions import CompletionRequest
 from treadle.text.sglang import GenerateRequest, Sampling
 from treadle.wire.sampling_params import LIMITS
 

@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,43 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.served import DEADLINE_S, ROOT, Served, environment, eventually, is_alive
+from tests.server.served import DEADLINE_S, RealServed, eventually, is_alive
 from treadle import LLM, SamplingParams
 
 PATH = "/v1/completions"
 PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3,", "def main():"]
-
-
-class RealServed(Served):
-    """`treadle serve` as a user starts it."""
-
-    def __init__(self, model: Path, *options: str) -> None:
-        self.name = model.stem
-        self.log = ""
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "treadle.cli.main",
-                "serve",
-                str(model),
-                "--port",
-                "0",
-                *options,
-            ],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def engine_pid(self) -> int:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[0])
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Field descriptions are the command line's help texts: each field becomes one opt
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -87,6 +88,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
     ] = 8000
+    max_output_tokens: Annotated[
+        AtLeastOne | None, Meta(description="Most tokens of one answer; by default what fits.")
+    ] = None
+    max_answers: Annotated[
+        int, Meta(description="Most answers to one request: prompts times n.", ge=1)
+    ] = 1024
+    enable_timings: Annotated[
+        bool, Meta(description="Say in every answer where its time went.")
+    ] = False
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="Let requests bring chat templates of their own.")
+    ] = False
     max_queued_requests: Annotated[
         int,
         Meta(description="Most answers waiting beyond those that run; more get 503.", ge=0),
@@ -184,7 +197,9 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
     }
     for name, value in given.items():
         if name not in places:
-            raise StartError(f"there is no setting {name!r}")
+            close = difflib.get_close_matches(name, places, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise StartError(f"there is no setting {name!r}{hint}")
         if value is not None:
             sections.setdefault(places[name], {})[name] = value
     try:

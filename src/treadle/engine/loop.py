@@ -17,10 +17,11 @@ from collections.abc import Callable
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
-from treadle.engine.admission import Served, longest_answer
+from treadle.engine.admission import Served, longest_answer, nothing_to_choose
 from treadle.engine.gate import Gate
 from treadle.engine.request import Request
 from treadle.errors import InvalidRequest, RequestError
+from treadle.kernels.ops import NO_TOKEN
 from treadle.runner.executor import Executor
 from treadle.schedule.draft import Flight
 from treadle.schedule.scheduler import Scheduler
@@ -229,6 +230,9 @@ class Engine:
         if request.finished:
             return  # ended while this step was in flight: one wasted row
         assert work.output_index == request.num_output
+        if token == NO_TOKEN:
+            self._fail(request)
+            return
         request.tokens.append(token)
         request.times.first_token = request.times.first_token or time.monotonic()
         self._num_generation_tokens += 1
@@ -237,6 +241,14 @@ class Engine:
             self._end(request, [token], logprob, finish, stop_token)
         else:
             self._send(request, [token], logprob)
+
+    def _fail(self, request: Request) -> None:
+        """There was nothing to choose. The others are not touched."""
+        # A step in flight computes a place for which no token ever came.
+        request.num_computed = min(request.num_computed, len(request.tokens))
+        self._remove(request)
+        self._outbox.append(nothing_to_choose(request.request_id, request.params))
+        self._answer_drained()
 
     def _finish(self, request: Request, token: int) -> tuple[Finish | None, int | None]:
         params = request.params
@@ -256,12 +268,15 @@ class Engine:
         finish: Finish,
         stop_token: int | None = None,
     ) -> None:
+        self._remove(request)
+        self._send(request, tokens, logprob, finish, stop_token)
+        self._answer_drained()
+
+    def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request in self._gate.held:
             self._gate.held.remove(request)
         self._scheduler.finish(request)
-        self._send(request, tokens, logprob, finish, stop_token)
-        self._answer_drained()
 
     def _send(
         self,

@@ -26,7 +26,7 @@ import msgspec
 
 from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
-from treadle.wire.channel import Address, EngineChannel
+from treadle.wire.channel import Address, EngineChannel, EngineEnd
 from treadle.wire.messages import Bye, Failed, FromEngine, Progress, Ready, Stats, ToEngine
 
 STATS_EVERY_S = 1.0
@@ -136,10 +136,12 @@ Build = Callable[[EngineSettings, Path, Callable[[Progress], None]], Engine]
 class EngineService:
     """Serves one channel with one engine; every request the engine holds is answered."""
 
-    def __init__(self, engine: Engine, channel: EngineChannel) -> None:
+    def __init__(self, engine: Engine, channel: EngineEnd) -> None:
         self._engine = engine
         self._channel = channel
         self._stats_at = 0.0
+        self.failure: str | None = None
+        """What ended the service, where that was a failure."""
 
     def run(self) -> int:
         """Serve until Bye or failure; the exit status."""
@@ -149,8 +151,8 @@ class EngineService:
                 stopping |= self._turn()
         except Exception as error:
             traceback.print_exc()
-            what = str(error) or type(error).__name__
-            self._send(self._engine.fail_all(f"the engine failed: {what}"))
+            self.failure = f"the engine failed: {str(error) or type(error).__name__}"
+            self._send(self._engine.fail_all(self.failure))
             return EXIT_FAILED
         return 0
 
@@ -160,20 +162,22 @@ class EngineService:
         messages = self._channel.receive(block=not was_busy)
         for message in messages:
             self._engine.handle(message)
-        self._send(self._engine.step())
-        self._tell_stats(was_busy=was_busy or bool(messages))
+        news = self._engine.step()
+        # Stats first: whoever sees the end of an answer finds it counted.
+        self._send([*self._due_stats(was_busy=was_busy or bool(messages)), *news])
         return any(isinstance(message, Bye) for message in messages)
 
     def _send(self, messages: Sequence[FromEngine]) -> None:
         if messages:
             self._channel.send(messages)
 
-    def _tell_stats(self, *, was_busy: bool) -> None:
+    def _due_stats(self, *, was_busy: bool) -> list[Stats]:
         became_idle = was_busy and not self._engine.has_work
         now = time.monotonic()
-        if became_idle or now - self._stats_at >= STATS_EVERY_S:
-            self._stats_at = now
-            self._send([self._engine.stats()])
+        if not became_idle and now - self._stats_at < STATS_EVERY_S:
+            return []
+        self._stats_at = now
+        return [self._engine.stats()]
 
 
 def serve(start: Start, build: Build) -> int:

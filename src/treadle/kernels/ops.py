@@ -31,6 +31,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
+NO_TOKEN = -1
+"""In place of a chosen token: no logit of the row was above -inf."""
+
 MaskArray = npt.NDArray[np.uint32]
 
 ATTENTION_PIECE = 64
@@ -433,7 +436,7 @@ class SamplingOps(Protocol):
         kept are those with p >= min_p * max p, of these the first top_k, of these (renormalised)
         the smallest prefix whose sum is at least top_p, never fewer than one; the choice is the
         first kept token at which the running sum exceeds uniform * total. Without cuts the same
-        in id order.
+        in id order. NaN counts as -inf; a row with nothing else has NO_TOKEN.
         """
         ...
 

@@ -29,7 +29,8 @@ class RowTables:
             self._inputs.tables[edit.group][work.row, edit.index : end] = edit.blocks
 
     def sampled(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        self._tokens[list(rows)] = tokens
+        # A step in flight may compute one token more for a row that had NO_TOKEN; any will do.
+        self._tokens[list(rows)] = np.maximum(tokens, 0)
 
     def fill(self, works: Sequence[RowWork]) -> tuple[int, int]:
         """Fill the step inputs; returns the numbers of tokens and of logit rows."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from treadle.kernels.ops import FloatArray, IntArray, SampleRows, SamplingOps
+from treadle.kernels.ops import NO_TOKEN, FloatArray, IntArray, SampleRows, SamplingOps
 from treadle.sampling.edits import BadWords, LogitBias, MinTokens, Penalties, RowState, collect
 from treadle.sampling.masks import AllowedTokens
 from treadle.sampling.random import PURPOSE_TOKEN, uniforms
@@ -77,7 +77,8 @@ class Sampler:
     def sample(
         self, logits: FloatArray, works: Sequence[RowWork]
     ) -> tuple[list[int], list[TokenLogprob | None]]:
-        """One token per row of `logits` [len(works), vocab], which it may overwrite."""
+        """One token per row of `logits` [len(works), vocab], which it may overwrite; NO_TOKEN where
+        none is left to choose."""
         rows = [work.row for work in works]
         wanted = [at for at, row in enumerate(rows) if row in self._wishes]
         masks = self._masks.collect(rows)
@@ -90,8 +91,9 @@ class Sampler:
             self._ops.edit(logits, edits)
         chosen: list[int] = self._ops.sample(logits, self._rows(rows, works)).tolist()
         for row, token in zip(rows, chosen, strict=True):
-            for state in self._states:
-                state.sampled(row, token)
+            if token != NO_TOKEN:
+                for state in self._states:
+                    state.sampled(row, token)
         logprobs: list[TokenLogprob | None] = [None] * len(works)
         if raw is not None:
             wishes = [self._wishes[rows[at]] for at in wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -17,6 +18,7 @@ from treadle.server.native import Native
 from treadle.server.openai import OpenAI
 from treadle.server.openapi import Description
 from treadle.server.probes import Configuration, Probes
+from treadle.server.request_id import EchoRequestId
 from treadle.server.route import Endpoint
 from treadle.server.stream import ClientGone
 from treadle.server.tokens import Tokens
@@ -30,7 +32,7 @@ def create_app(frontend: Frontend, metrics: Metrics, configuration: Configuratio
     server = configuration.server
     endpoints: list[Endpoint] = [
         *Probes(frontend, metrics, configuration).endpoints(),
-        *OpenAI(frontend).endpoints(),
+        *OpenAI(frontend, server).endpoints(),
         *Native(frontend, incremental=server.incremental_streaming_output).endpoints(),
         *Tokens(frontend).endpoints(),
         *Control(frontend).endpoints(),
@@ -38,7 +40,7 @@ def create_app(frontend: Frontend, metrics: Metrics, configuration: Configuratio
     endpoints += Description(endpoints, with_keys=bool(server.api_key)).endpoints()
     return Starlette(
         routes=[endpoint.route() for endpoint in endpoints],
-        middleware=guards(endpoints, server),
+        middleware=[Middleware(EchoRequestId), *guards(endpoints, server)],
         exception_handlers={
             TreadleError: on_treadle_error,
             HTTPException: on_http_error,

@@ -116,10 +116,8 @@ class _Server:
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
         self._engine = self._spawn(self._follow_engine())
-        self._others = [
-            self._spawn(work)
-            for work in (self._frontend.run(), self._start(), *self._regular(launch.server))
-        ]
+        works = (self._frontend.run(self._channel), self._start(), *self._regular(launch.server))
+        self._others = [self._spawn(work) for work in works]
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from treadle.errors import InvalidRequest, ModelNotFound
 from treadle.server.body import decode, read_body
+from treadle.server.prompts import template_message
 from treadle.server.route import Endpoint, json_response
-from treadle.server.schema import ChatMessage
+from treadle.server.schema.chat import ChatMessage
 from treadle.text.frontend import Frontend
 
 
@@ -179,7 +180,7 @@ class Tokens:
                     f"chat_template_kwargs must not hold '{name}'", param="chat_template_kwargs"
                 )
         return template.render(
-            [msgspec.to_builtins(message) for message in request.messages],
+            [template_message(message, at) for at, message in enumerate(request.messages)],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
             **{"tools": request.tools, **variables},

@@ -26,6 +26,10 @@ class ChatTemplate:
         self._compiled: CompiledTemplate | None = None
         self._takes_parts: bool | None = None
 
+    def with_source(self, source: str) -> ChatTemplate:
+        """Another template for the same model."""
+        return ChatTemplate(source, bos_token=self._bos_token, eos_token=self._eos_token)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -28,7 +28,7 @@ from treadle.text.load import ModelText
 from treadle.text.observe import EndReason, Observer, PromptTally, Watch
 from treadle.text.output import AnswerText
 from treadle.text.tokenizer import Tokenizer
-from treadle.wire.channel import Channel
+from treadle.wire.channel import Channel, Sender
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -98,7 +98,7 @@ class Frontend:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Sender,
         names: Sequence[str],
         *,
         observer: Observer,
@@ -116,6 +116,8 @@ class Frontend:
         self._observer = observer
         self._announce = announce
         self._answers: dict[str, _Answer] = {}
+        self._open_ids: set[str] = set()
+        self._serials = itertools.count()
         self._calls: dict[int, asyncio.Future[bool]] = {}
         self._call_numbers = itertools.count()
         self._text: ModelText | None = None
@@ -124,13 +126,17 @@ class Frontend:
         self._settled = asyncio.Event()
         self._longest_token_bytes = 0
 
-    async def run(self) -> None:
+    async def run(self, channel: Channel) -> None:
         """Take in what the engine sends, for ever."""
         while True:
-            for message in await self._channel.receive():
-                self._take(message)
+            self.take(await channel.receive())
             # A channel that has more returns at once; others must get their turn all the same.
             await asyncio.sleep(0)
+
+    def take(self, messages: Sequence[FromEngine]) -> None:
+        """Take in what the engine sent; consumers wake."""
+        for message in messages:
+            self._take(message)
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -238,15 +244,18 @@ class Frontend:
     ) -> AsyncGenerator[list[ChoiceDelta], None]:
         """The answers to all prompts, n to each, as their parts arrive.
 
-        Close the iterator when nobody waits any more: that is what aborts.
+        Close the iterator when nobody waits any more: that is what aborts. Raises InvalidRequest
+        where a request of this id is being answered.
         """
-        tokenizer = self.text.tokenizer
-        generates = fan_out(requests, request_id, cache_salt)
-        if any(generate.request_id in self._answers for generate in generates):
+        if request_id in self._open_ids:
             raise InvalidRequest(
                 f"a request with request_id {request_id!r} is running already", param="request_id"
             )
+        tokenizer = self.text.tokenizer
+        # What is left of an earlier request of this id must not reach this one.
+        generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
         self._require_room(len(generates))
+        self._open_ids.add(request_id)
         inbox = _Inbox(len(generates))
         now = time.monotonic()
         tallies = [
@@ -261,6 +270,7 @@ class Frontend:
             while inbox.num_open:
                 yield await inbox.take()
         finally:
+            self._open_ids.discard(request_id)
             self._abandon([generate.request_id for generate in generates])
 
     def expire(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ _SEED_BITS = 64
 
 
 MAX_ANSWERS = 1024
-"""Prompts times n of one call: what one client may queue at a stroke."""
+"""Prompts times n of one call: what one client may queue at a stroke, unless the server says."""
 
 MAX_SALT_CHARS = 1024
 """vLLM's limit."""
@@ -33,6 +33,8 @@ class Accepted:
     prompt: list[int]
     params: SamplingParams
     bad_words: list[list[int]] = dataclasses.field(default_factory=list)
+    cache_salt: str | None = None
+    """Where set, in place of the call's."""
 
 
 def check(
@@ -61,15 +63,13 @@ def check(
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
     """One Generate per prompt and choice, in the order of the choices' indices.
 
-    Raises InvalidRequest where the salt is no text, or too long.
+    Raises InvalidRequest where a salt is no text, or too long.
     """
-    if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
-        raise InvalidRequest(
-            f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters", param="cache_salt"
-        )
     generates: list[Generate] = []
     for request in requests:
         params = request.params
+        salt = cache_salt if request.cache_salt is None else request.cache_salt
+        _check_salt(salt)
         drawn = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         first = len(generates)
         generates += (
@@ -79,12 +79,19 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
                 params=msgspec.structs.replace(params, n=1),
                 seed=drawn % 2**_SEED_BITS,
                 choice=choice,
-                cache_salt=cache_salt,
+                cache_salt=salt,
                 bad_words=request.bad_words,
             )
             for choice in range(params.n)
         )
     return generates
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str) or len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt must be a text of at most {MAX_SALT_CHARS} characters", param="cache_salt"
+        )
 
 
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -131,11 +138,11 @@ def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingPara
     return params
 
 
-def check_number(num_prompts: int, n: int) -> None:
+def check_number(num_prompts: int, n: int, most: int = MAX_ANSWERS) -> None:
     """Raise InvalidRequest where an HTTP request asks for more answers than one may."""
-    if num_prompts * n > MAX_ANSWERS:
+    if num_prompts * n > most:
         raise InvalidRequest(
             f"{num_prompts} prompts with n = {n} ask for {num_prompts * n} answers; one request may"
-            f" ask for {MAX_ANSWERS}",
-            param="n" if num_prompts <= MAX_ANSWERS else "prompt",
+            f" ask for {most}",
+            param="n" if num_prompts <= most else "prompt",
         )

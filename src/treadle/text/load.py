@@ -46,6 +46,16 @@ class ModelText:
             raise InvalidRequest("this model has no chat template: it takes prompts, not messages")
         return self.template
 
+    def template_of(self, source: str) -> ChatTemplate:
+        """A caller's own template for this model."""
+        if self.template is not None:
+            return self.template.with_source(source)
+        bos, eos = self.tokenizer.bos_id, min(self.tokenizer.eos_ids, default=None)
+        bos_token, eos_token = (
+            "" if token is None else self.tokenizer.token_text(token) for token in (bos, eos)
+        )
+        return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+
 
 def load_text(path: Path, *, with_defaults: bool = True) -> ModelText:
     """Read the text side of a GGUF file or a model directory; no weights are touched.

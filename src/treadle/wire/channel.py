@@ -35,14 +35,26 @@ class Address(msgspec.Struct, frozen=True):
     """Public CURVE key: any local user could connect, but only the engine is told this."""
 
 
-class Channel(Protocol):
-    """The text side's end. `send` never blocks; `receive` returns at least one message."""
+class Sender(Protocol):
+    """What the text side sends through. `send` never blocks."""
 
     def send(self, messages: Sequence[ToEngine]) -> None: ...
+
+
+class Channel(Sender, Protocol):
+    """The text side's end. `receive` returns at least one message."""
 
     async def receive(self) -> list[FromEngine]: ...
 
     def close(self) -> None: ...
+
+
+class EngineEnd(Protocol):
+    """The engine's end. `receive` returns all that has arrived; with `block`, at least one."""
+
+    def send(self, messages: Sequence[FromEngine]) -> None: ...
+
+    def receive(self, *, block: bool) -> list[ToEngine]: ...
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:

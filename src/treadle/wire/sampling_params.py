@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections.abc import Mapping
@@ -59,6 +60,17 @@ LIMITS: Mapping[str, Limit] = {
 BIAS_LIMIT = Limit(-100, 100)
 
 
+class RequestOutputKind(enum.StrEnum):
+    """What each output of a stream holds (vLLM's names)."""
+
+    CUMULATIVE = "cumulative"
+    """The answer so far."""
+    DELTA = "delta"
+    """What is new of it."""
+    FINAL_ONLY = "final_only"
+    """Nothing until the answer is complete."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose the tokens of one request. Defaults are those of vLLM's class of this name."""
 
@@ -101,6 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprob_token_ids: list[int] | None = None
     """Report these ids wherever log-probabilities are reported, likely or not."""
     skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each output of `AsyncLLM.generate` holds; nothing else asks."""
 
     @property
     def stop_strings(self) -> list[str]:
@@ -111,6 +125,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def restricted(self) -> bool:
+        """Whether some tokens may not be chosen, or not yet."""
+        return bool(self.allowed_token_ids or self.bad_words or self.min_tokens or self.logit_bias)
 
     @property
     def penalised(self) -> bool:

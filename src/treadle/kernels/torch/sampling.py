@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from treadle.kernels.ops import (
+    NO_TOKEN,
     FloatArray,
     IntArray,
     LogitEdits,
@@ -48,6 +49,9 @@ class TorchSampling:
 
 def _sample_row(logits: FloatArray, rows: SampleRows, row: int) -> int:
     x = torch.from_numpy(logits[row])
+    x = torch.where(x.isnan(), -torch.inf, x)
+    if float(x.max()) == -torch.inf:
+        return NO_TOKEN
     temperature = float(rows.temperature[row])
     if temperature == 0:
         return int(x.argmax())  # the first of equals
