@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from treadle.errors import EngineError, InvalidRequest, PromptTooLong
-from treadle.wire.messages import Failed, Generate
+from treadle.errors import EngineError, InvalidRequest, PromptTooLong, TreadleError
+from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
 
 
@@ -53,19 +53,13 @@ def longest_answer(message: Generate, served: Served, capacity_tokens: int) -> i
     return min(served.max_model_len, capacity_tokens) - num_prompt if asked is None else asked
 
 
-def nothing_to_choose(request_id: str, params: SamplingParams) -> Failed:
+def nothing_to_choose(params: SamplingParams) -> TreadleError:
     """What is said to a request for whose next token no choice is left: by its own restrictions, or
     because the model computed no number."""
     if params.restricted:
-        return Failed(
-            request_id=request_id,
-            status=InvalidRequest.status,
-            message="no token is left to choose: allowed_token_ids, bad_words, logit_bias and "
-            "min_tokens together rule out all of them",
+        return InvalidRequest(
+            "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens"
+            " together rule out all of them",
             param="allowed_token_ids" if params.allowed_token_ids else None,
         )
-    return Failed(
-        request_id=request_id,
-        status=EngineError.status,
-        message="the model's output is not a number; its weights may be damaged",
-    )
+    return EngineError("the model's output is not a number; its weights may be damaged")

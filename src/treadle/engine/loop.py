@@ -19,6 +19,7 @@ from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
 from treadle.engine.admission import Served, longest_answer, nothing_to_choose
 from treadle.engine.gate import Gate
+from treadle.engine.replies import Replies
 from treadle.engine.request import Request
 from treadle.errors import InvalidRequest, RequestError
 from treadle.kernels.ops import NO_TOKEN
@@ -28,8 +29,6 @@ from treadle.schedule.scheduler import Scheduler
 from treadle.wire.messages import (
     Abort,
     Bye,
-    Delta,
-    Done,
     Failed,
     Finish,
     FromEngine,
@@ -64,7 +63,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._gate = Gate()
         self._in_flight: deque[tuple[Flight[Request], Callable[[], StepResult]]] = deque()
-        self._outbox: list[FromEngine] = []
+        self._replies = Replies()
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
 
@@ -72,7 +71,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
         can_start = bool(self._requests) and not self._gate.is_shut
-        return bool(can_start or self._in_flight or self._outbox)
+        return bool(can_start or self._in_flight or self._replies)
 
     def step(self) -> list[FromEngine]:
         """Run one step, if any request can; returns all messages that are due."""
@@ -86,7 +85,7 @@ class Engine:
         if flight is not None:
             self._in_flight.append((flight, self._executor.sample(flight.plan)))
             self._settle_down_to(depth)
-        return self._take_outbox()
+        return self._replies.take()
 
     def handle(self, message: ToEngine) -> None:
         match message:
@@ -94,7 +93,7 @@ class Engine:
                 self._accept(message)
             case Abort(request_id):
                 if request := self._requests.get(request_id):
-                    self._end(request, [], None, "abort")
+                    self._end(request, "abort")
             case Bye():
                 self._end_all()
             case Pause():
@@ -103,20 +102,21 @@ class Engine:
                 held, waiting = self._gate.reopen()
                 for request in held:
                     self._scheduler.add(request)
-                self._outbox += [Done(each, ok=False) for each in waiting]
-                self._outbox.append(Done(call, ok=True))
+                for each in waiting:
+                    self._replies.done(each, ok=False)
+                self._replies.done(call, ok=True)
             case ResetCache(call):
                 self._settle_down_to(0)
                 free = not self._scheduler.running
                 if free:
                     self._kv.reset()
-                self._outbox.append(Done(call, ok=free))
+                self._replies.done(call, ok=free)
 
     def fail_all(self, message: str) -> list[FromEngine]:
         """The engine cannot go on: answer everybody."""
         failed = [Failed(request_id=key, status=500, message=message) for key in self._requests]
         self._requests.clear()
-        return [*self._take_outbox(), *failed]
+        return [*self._replies.take(), *failed]
 
     def ready(self) -> Ready:
         return Ready(
@@ -153,15 +153,7 @@ class Engine:
             longest = longest_answer(message, self._served, self._kv.capacity_tokens)
             request = Request.of(message, longest, time.monotonic())
         except RequestError as error:
-            self._outbox.append(
-                Failed(
-                    request_id=message.request_id,
-                    status=error.status,
-                    message=error.message,
-                    code=error.code,
-                    param=error.param,
-                )
-            )
+            self._replies.failure(message.request_id, error)
             return
         self._num_prompt_tokens += request.num_prompt
         self._requests[request.request_id] = request
@@ -178,16 +170,17 @@ class Engine:
         if message.mode == "abort":
             self._end_all()
         self._gate.shut()
-        self._outbox.append(Done(message.call, ok=True))
+        self._replies.done(message.call, ok=True)
 
     def _answer_drained(self) -> None:
         """Everybody inside the gate has ended: nothing that was held is among them."""
         if not self._gate.is_open and len(self._requests) == len(self._gate.held):
-            self._outbox += [Done(call, ok=True) for call in self._gate.drained()]
+            for call in self._gate.drained():
+                self._replies.done(call, ok=True)
 
     def _end_all(self) -> None:
         for request in list(self._requests.values()):
-            self._end(request, [], None, "abort")
+            self._end(request, "abort")
 
     def _note_started(self, flight: Flight[Request]) -> None:
         if flight.plan.joins:
@@ -215,13 +208,12 @@ class Engine:
 
     def _take_scores(self, request: Request, scores: list[TokenLogprob]) -> None:
         if not request.finished:
-            delta = Delta(request_id=request.request_id, tokens=[], prompt_logprobs=scores)
-            self._outbox.append(delta)
+            self._replies.scores(request, scores)
 
     def _end_prompt(self, request: Request) -> None:
         """Nothing more was asked for than the prompt."""
         if not request.finished:
-            self._end(request, [], None, "length")
+            self._end(request, "length")
 
     def _take_token(
         self, request: Request, work: RowWork, token: int, logprob: TokenLogprob | None
@@ -238,16 +230,18 @@ class Engine:
         self._num_generation_tokens += 1
         finish, stop_token = self._finish(request, token)
         if finish is not None:
-            self._end(request, [token], logprob, finish, stop_token)
+            self._leave(request)
+            self._replies.end(request, finish, token=token, logprob=logprob, stop_token=stop_token)
+            self._answer_drained()
         else:
-            self._send(request, [token], logprob)
+            self._replies.token(request, token, logprob)
 
     def _fail(self, request: Request) -> None:
         """There was nothing to choose. The others are not touched."""
         # A step in flight computes a place for which no token ever came.
         request.num_computed = min(request.num_computed, len(request.tokens))
-        self._remove(request)
-        self._outbox.append(nothing_to_choose(request.request_id, request.params))
+        self._leave(request)
+        self._replies.failure(request.request_id, nothing_to_choose(request.params))
         self._answer_drained()
 
     def _finish(self, request: Request, token: int) -> tuple[Finish | None, int | None]:
@@ -260,44 +254,13 @@ class Engine:
                 return "stop", token
         return ("length" if request.num_output >= request.max_tokens else None), None
 
-    def _end(
-        self,
-        request: Request,
-        tokens: list[int],
-        logprob: TokenLogprob | None,
-        finish: Finish,
-        stop_token: int | None = None,
-    ) -> None:
-        self._remove(request)
-        self._send(request, tokens, logprob, finish, stop_token)
+    def _end(self, request: Request, finish: Finish) -> None:
+        self._leave(request)
+        self._replies.end(request, finish)
         self._answer_drained()
 
-    def _remove(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
         del self._requests[request.request_id]
         if request in self._gate.held:
             self._gate.held.remove(request)
         self._scheduler.finish(request)
-
-    def _send(
-        self,
-        request: Request,
-        tokens: list[int],
-        logprob: TokenLogprob | None,
-        finish: Finish | None = None,
-        stop_token: int | None = None,
-    ) -> None:
-        self._outbox.append(
-            Delta(
-                request_id=request.request_id,
-                tokens=tokens,
-                logprobs=None if logprob is None else [logprob],
-                finish=finish,
-                stop_token=stop_token,
-                cached_tokens=request.cached_tokens or 0,
-                timings=None if finish is None else request.times.until(time.monotonic()),
-            )
-        )
-
-    def _take_outbox(self) -> list[FromEngine]:
-        outbox, self._outbox = self._outbox, []
-        return outbox

@@ -7,7 +7,6 @@ request runs when.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,12 +21,12 @@ from treadle.errors import (
     StartError,
     TreadleError,
 )
-from treadle.text.choice import Choice, ChoiceDelta
+from treadle.text.calls import Calls
+from treadle.text.choice import ChoiceDelta
 from treadle.text.intake import Accepted, check, fan_out
 from treadle.text.load import ModelText
-from treadle.text.observe import EndReason, Observer, PromptTally, Watch
-from treadle.text.output import AnswerText
-from treadle.text.tokenizer import Tokenizer
+from treadle.text.observe import Observer
+from treadle.text.open_answers import OpenAnswers
 from treadle.wire.channel import Channel, Sender
 from treadle.wire.messages import (
     Abort,
@@ -50,49 +49,6 @@ FINISH_POLL_S = 0.02
 """How long an end may go unnoticed by whoever waits for the last; only a stopping server does."""
 
 
-class _Inbox:
-    """What has arrived for one consumer. Parts of one answer merge while nobody takes them, so a
-    slow consumer holds up nobody and is handed one part, however long it was away."""
-
-    def __init__(self, num_answers: int) -> None:
-        self.num_open = num_answers
-        self._parts: dict[int, ChoiceDelta] = {}
-        self._error: TreadleError | None = None
-        self._news = asyncio.Event()
-
-    def put(self, part: ChoiceDelta) -> None:
-        held = self._parts.setdefault(part.index, part)
-        if held is not part:
-            held.append(part)
-        self._news.set()
-
-    def fail(self, error: TreadleError) -> None:
-        self._error = error
-        self._news.set()
-
-    async def take(self) -> list[ChoiceDelta]:
-        """At least one part; raises once the parts before a failure are taken."""
-        await self._news.wait()
-        if not self._parts and self._error is not None:
-            raise self._error.with_traceback(None)  # raised in every consumer
-        parts, self._parts = list(self._parts.values()), {}
-        self.num_open -= sum(part.finish_reason is not None for part in parts)
-        if self._error is None:
-            self._news.clear()
-        return parts
-
-
-@dataclasses.dataclass(slots=True)
-class _Answer:
-    """One Generate in the engine's hands."""
-
-    request_id: str
-    """The caller's, which several answers may share."""
-    choice: Choice
-    inbox: _Inbox
-    watch: Watch
-
-
 class Frontend:
     """Every request accepted ends: with a reason for each answer, or with one error."""
 
@@ -111,20 +67,17 @@ class Frontend:
         self.stats: Stats | None = None
         self.num_signs = 0
         """Of life: grows with whatever shows that the engine gets on with its work."""
-        self._max_queued = max_queued
         self._channel = channel
         self._observer = observer
         self._announce = announce
-        self._answers: dict[str, _Answer] = {}
+        self._answers = OpenAnswers(observer, max_queued)
+        self._calls = Calls(channel)
         self._open_ids: set[str] = set()
         self._serials = itertools.count()
-        self._calls: dict[int, asyncio.Future[bool]] = {}
-        self._call_numbers = itertools.count()
         self._text: ModelText | None = None
         self._engine: Ready | None = None
         self._refusal: TreadleError | None = None
         self._settled = asyncio.Event()
-        self._longest_token_bytes = 0
 
     async def run(self, channel: Channel) -> None:
         """Take in what the engine sends, for ever."""
@@ -179,14 +132,8 @@ class Frontend:
     def fail(self, error: TreadleError) -> None:
         """End every request with `error`, those running too."""
         self.refuse(error)
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer.inbox.fail(error)
-            self._end(answer, "error")
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if not call.done():
-                call.set_exception(error.with_traceback(None))
+        self._answers.fail(error, self._answers.open_keys())
+        self._calls.fail(error)
 
     async def pause(self, mode: Literal["abort", "wait", "keep"]) -> bool:
         """Have the engine start no further step; see wire.messages.Pause. Whether it has done so:
@@ -203,12 +150,12 @@ class Frontend:
     def abort(self, request_id: str) -> bool:
         """End the answers of the request that `generate` was given under this id, with reason
         "abort"; whether there were any."""
-        answers = [key for key, answer in self._answers.items() if answer.request_id == request_id]
-        self._channel.send([Abort(key) for key in answers])
-        return bool(answers)
+        keys = self._answers.open_keys(request_id)
+        self._channel.send([Abort(key) for key in keys])
+        return bool(keys)
 
     def abort_all(self) -> None:
-        self._channel.send([Abort(key) for key in self._answers])
+        self._channel.send([Abort(key) for key in self._answers.open_keys()])
 
     async def finish(self) -> None:
         """Wait until every answer has ended."""
@@ -225,7 +172,7 @@ class Frontend:
         model, engine = self._require_ready()
         limit = min(engine.max_model_len, engine.kv_capacity_tokens)
         if len(text) > limit:
-            num_least = -(-len(text) // self._longest_token(model.tokenizer))
+            num_least = -(-len(text) // model.tokenizer.longest_token)
             if num_least >= limit:
                 raise PromptTooLong(
                     f"the prompt has at least {num_least} tokens; with its answer it may have "
@@ -254,17 +201,9 @@ class Frontend:
         tokenizer = self.text.tokenizer
         # What is left of an earlier request of this id must not reach this one.
         generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
-        self._require_room(len(generates))
+        self._answers.require_room(len(generates), self._num_rows())
         self._open_ids.add(request_id)
-        inbox = _Inbox(len(generates))
-        now = time.monotonic()
-        tallies = [
-            tally for one in requests for tally in [PromptTally(one.params.n)] * one.params.n
-        ]
-        for index, (generate, tally) in enumerate(zip(generates, tallies, strict=True)):
-            choice = Choice(index, AnswerText(tokenizer, generate.params))
-            watch = Watch(generate, tally, now)
-            self._answers[generate.request_id] = _Answer(request_id, choice, inbox, watch)
+        inbox = self._answers.add(request_id, requests, generates, tokenizer)
         self._channel.send(generates)
         try:
             while inbox.num_open:
@@ -275,50 +214,23 @@ class Frontend:
 
     def expire(self, seconds: float) -> None:
         """Refuse requests none of whose answers has begun after so long a wait in the queue."""
-        answers = list(self._answers.items())  # the engine takes them in order of arrival
-        running, queue = answers[: self._num_running()], answers[self._num_running() :]
-        begun = {id(answer.inbox) for _, answer in answers if answer.watch.has_begun}
-        begun |= {id(answer.inbox) for _, answer in running}
-        limit = time.monotonic() - seconds
-        late = [
-            name
-            for name, answer in queue
-            if answer.watch.sent_s < limit and id(answer.inbox) not in begun
-        ]
+        late = self._answers.late(seconds, self._num_running())
         error = OverloadError(f"the request waited for more than {seconds:g} s in the queue")
         error.code = "queue_timeout"
-        for name in late:
-            self._answers[name].inbox.fail(error)
-        self._abandon(late, "error")
+        self._answers.fail(error, late)
+        self._channel.send([Abort(key) for key in late])
 
     def _num_running(self) -> int:
         """As many as there are rows, unless the engine has said that some wait for KV. Its word is
         as old as its last step, so it counts only where it speaks of a queue."""
         if self.stats is not None and self.stats.waiting:
             return self.stats.running
-        rows = None if self._engine is None else self._engine.resolved.get("max_num_seqs")
-        return len(self._answers) if rows is None else int(rows)
+        rows = self._num_rows()
+        return len(self._answers) if rows is None else rows
 
-    def _require_room(self, num_answers: int) -> None:
-        """Raise unless that many answers may join those that run and wait.
-
-        Counted against the rows that the engine has: where KV runs out first, more of the answers
-        admitted here wait, but never more of them are admitted.
-        """
-        rows = self._require_ready()[1].resolved.get("max_num_seqs")
-        if self._max_queued is None or rows is None:
-            return
-        limit = rows + self._max_queued
-        if num_answers > limit:
-            raise InvalidRequest(
-                f"the request asks for {num_answers} answers; this server holds {limit} at once",
-                param="n",
-            )
-        if len(self._answers) + num_answers > limit:
-            self._observer.rejected(num_answers)
-            error = OverloadError(f"the queue is full: {self._max_queued} answers wait already")
-            error.code = "queue_full"
-            raise error
+    def _num_rows(self) -> int | None:
+        """How many answers the engine computes at once, if it has said so."""
+        return None if self._engine is None else self._engine.resolved.get("max_num_seqs")
 
     def _require_ready(self) -> tuple[ModelText, Ready]:
         if self._refusal is not None:
@@ -326,14 +238,6 @@ class Frontend:
         if self._text is None or self._engine is None:
             raise OverloadError(f"the model is loading (phase: {self.phase}); try again soon")
         return self._text, self._engine
-
-    def _longest_token(self, tokenizer: Tokenizer) -> int:
-        """Bytes, so at least the characters, that one token can stand for."""
-        if self._longest_token_bytes == 0:
-            self._longest_token_bytes = max(
-                len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)
-            )
-        return self._longest_token_bytes
 
     def _settle_if_ready(self) -> None:
         if self._text is not None and self._engine is not None:
@@ -356,20 +260,11 @@ class Frontend:
                 self.stats = message
                 self._observer.measured(message)
             case Done():
-                call = self._calls.pop(message.call, None)
-                if call is not None and not call.done():
-                    call.set_result(message.ok)
+                self._calls.settle(message)
 
     async def _call(self, make: Callable[[int], ToEngine]) -> bool:
         self._require_ready()
-        number = next(self._call_numbers)
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._calls[number] = done
-        self._channel.send([make(number)])
-        try:
-            return await done
-        finally:
-            self._calls.pop(number, None)
+        return await self._calls.make(make)
 
     def _is_sign(self, message: FromEngine) -> bool:
         if isinstance(message, Stats):
@@ -381,11 +276,9 @@ class Frontend:
         if answer is None:  # ended here first, by a stop string or because nobody waits
             return
         part = answer.choice.part(delta)
-        now = time.monotonic()
-        answer.watch.take(len(part.token_ids), part.cached_tokens, now, self._observer)
+        answer.watch.take(len(part.token_ids), part.cached_tokens, time.monotonic(), self._observer)
         if part.finish_reason is not None:
-            del self._answers[delta.request_id]
-            self._observer.ended(answer.watch.end(part.finish_reason, now, delta.timings))
+            self._answers.end(delta.request_id, part.finish_reason, delta.timings)
             if delta.finish is None:
                 self._channel.send([Abort(delta.request_id)])
         answer.inbox.put(part)
@@ -393,23 +286,17 @@ class Frontend:
     def _take_failure(self, failed: Failed) -> None:
         if not failed.request_id:
             self.fail(StartError(failed.message))
-            return
-        answer = self._answers.pop(failed.request_id, None)
-        if answer is not None:
+        elif self._answers.get(failed.request_id) is not None:
             # Its consumer wakes, raises, and abandons the other answers of the request.
-            answer.inbox.fail(_error_of(failed))
-            self._end(answer, "error")
+            self._answers.fail(_error_of(failed), [failed.request_id])
 
-    def _abandon(self, request_ids: list[str], reason: EndReason = "abort") -> None:
-        """Abort those of the requests that have not ended."""
-        open_ids = [name for name in request_ids if name in self._answers]
-        for name in open_ids:
-            self._end(self._answers.pop(name), reason)
-        if open_ids:
-            self._channel.send([Abort(name) for name in open_ids])
-
-    def _end(self, answer: _Answer, reason: EndReason) -> None:
-        self._observer.ended(answer.watch.end(reason, time.monotonic()))
+    def _abandon(self, keys: Sequence[str]) -> None:
+        """Abort those of the answers that have not ended."""
+        left = [key for key in keys if self._answers.get(key) is not None]
+        for key in left:
+            self._answers.end(key, "abort")
+        if left:
+            self._channel.send([Abort(key) for key in left])
 
 
 def _error_of(failed: Failed) -> TreadleError:

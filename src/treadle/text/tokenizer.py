@@ -6,6 +6,7 @@ can be decoded token by token. Never renders chats.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._vocabulary.tokens)
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Bytes, so at least the characters, that one token can stand for."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
