@@ -41,6 +41,7 @@ PATHS = {
     "/detokenize": ["post"],
     "/v1/detokenize": ["post"],
     "/apply-template": ["post"],
+    "/tokenizer_info": ["get"],
     "/pause": ["post"],
     "/resume": ["post"],
     "/is_paused": ["get"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.server.served import Served
+from tests.server.fake_engine import WINDOW
+from tests.server.served import DEADLINE_S, Served
 from treadle.text.load import ModelText
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -88,3 +90,12 @@ def test_other_models(server: Served) -> None:
     for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
         assert server.post(path, model="other", **body).status_code == 404
         assert server.post(path, model="fake", **body).status_code == 200
+
+
+def test_what_clients_must_know_to_prepare_prompts(server: Served, text: ModelText) -> None:
+    info = httpx.get(f"{server.url}/tokenizer_info", timeout=DEADLINE_S).json()
+    assert text.template is not None
+    assert info["chat_template"] == text.template.source
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert info["add_bos_token"] is text.tokenizer.add_bos
+    assert (info["vocab_size"], info["model_max_length"]) == (text.tokenizer.vocab_size, WINDOW)

@@ -71,6 +71,20 @@ class TemplateAnswer(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What a client must know to prepare prompts for /tokenize, under the names that
+    tokenizer_config.json has (vLLM's shape)."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    add_bos_token: bool
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 class Tokens:
     """The routes of one served model."""
 
@@ -94,7 +108,33 @@ class Tokens:
                 answer=TemplateAnswer,
                 errors=(503,),
             ),
+            Endpoint(
+                "/tokenizer_info",
+                self._tells,
+                "Special tokens and chat template (vLLM's).",
+                answer=TokenizerInfo,
+                errors=(503,),
+            ),
         ]
+
+    async def _tells(self, request: Request) -> Response:
+        del request
+        text = self._frontend.text
+        tokenizer, ends = text.tokenizer, self._frontend.window.eos_token_ids
+        bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+        eos = tokenizer.token_text(ends[0]) if ends else None
+        return json_response(
+            TokenizerInfo(
+                tokenizer_class="PreTrainedTokenizerFast",
+                vocab_size=tokenizer.vocab_size,
+                model_max_length=self._frontend.window.max_model_len,
+                add_bos_token=tokenizer.add_bos,
+                bos_token=bos,
+                eos_token=eos,
+                pad_token=eos,
+                chat_template=None if text.template is None else text.template.source,
+            )
+        )
 
     def _tokenize_at(self, path: str) -> Endpoint:
         return Endpoint(
