@@ -149,7 +149,9 @@ class Session:
     ) -> None:
         try:
             with_defaults = settings.model.generation_config == "auto"
-            self.text = load_text(path, with_defaults=with_defaults)
+            self.text = load_text(
+                path, with_defaults=with_defaults, chat_template=settings.model.chat_template
+            )
             self.engine, self.ready = engine, engine.ready()
         except BaseException as error:
             started.set_exception(error)
