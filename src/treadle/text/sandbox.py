@@ -2,14 +2,14 @@
 
 Offers what templates are written for: the filters, functions and tags of transformers. A template
 that runs away ends in an InvalidRequest; the limits are far beyond what a conversation that fits a
-window needs. What an operation may cost is known to `limits`; here is where each one asks.
+window needs. What an operation may cost is known to `costs`; here, in `checked_code` and in
+`checked_filters` is where each one asks.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,22 +18,28 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from jinja2.utils import Cycler, Namespace
 
 from treadle.errors import InvalidRequest
-from treadle.text.limits import MAX_CHARS, Budget, result_size, weight
-
-_MAX_BITS = 4096
-
-_EXPANDING = frozenset(
-    {
-        *("batch", "center", "format", "indent", "join", "list", "pprint", "replace", "slice"),
-        *("string", "striptags", "sum", "title", "tojson", "urlize", "wordwrap", "xmlattr"),
-    }
+from treadle.text.checked_code import CheckedCode, prepare
+from treadle.text.checked_filters import limited_filter, limited_test, to_json
+from treadle.text.costs import (
+    check_keys,
+    check_method,
+    check_number,
+    is_giant,
+    operation_size,
+    result_size,
 )
-"""Filters that make more of a value than it was, or take long."""
+from treadle.text.limits import MAX_CHARS, Budget, weight
+
+_MAX_SOURCE = 1 << 17
+"""Characters of a template; those of known models have fewer than 50,000."""
+
+_MAX_REASON = 2000
+"""Characters of a template's complaint that are passed on."""
 
 _EXPANDING_CALLS = frozenset(
     {
@@ -49,18 +55,24 @@ class CompiledTemplate:
     """A template as code. Rendering changes nothing in it."""
 
     def __init__(self, source: str) -> None:
-        environment = _Environment(Budget())
+        if len(source) > _MAX_SOURCE:
+            raise InvalidRequest(
+                f"this model's chat template has {len(source)} characters; the limit is "
+                f"{_MAX_SOURCE}"
+            )
+        self._environment = _Environment()
         try:
-            tree = environment.parse(source)
-            _count_steps(tree)
-            tree = _Joins().visit(tree)
-            self._code = environment.compile(tree)
+            tree = self._environment.parse(source)
+            prepare(tree)
+            self._code = self._environment.compile(tree)
         except jinja2.TemplateSyntaxError as error:
             raise InvalidRequest(
                 f"this model's chat template is broken at line {error.lineno}: {error.message}"
             ) from None
-        except (RecursionError, SyntaxError) as error:  # nested deeper than Python compiles
-            raise InvalidRequest(f"this model's chat template cannot be used: {error}") from None
+        # Nested deeper than Python compiles, or larger than a limit.
+        except (SecurityError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+            reason = _short(error)
+            raise InvalidRequest(f"this model's chat template cannot be used: {reason}") from None
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text; raises InvalidRequest whatever goes wrong inside the template."""
@@ -68,16 +80,15 @@ class CompiledTemplate:
             return self._render(variables)
         except _Refusal as refusal:
             raise InvalidRequest(
-                f"the chat template refuses this conversation: {refusal.message}", param="messages"
+                f"the chat template refuses this conversation: {_short(refusal)}", param="messages"
             ) from None
         except Exception as error:  # it is the template's code, so anything can go wrong
-            reason = str(error) or type(error).__name__
             raise InvalidRequest(
-                f"the chat template fails on this conversation: {reason}", param="messages"
+                f"the chat template fails on this conversation: {_short(error)}", param="messages"
             ) from None
 
     def _render(self, variables: Mapping[str, Any]) -> str:
-        environment = _Environment(Budget())
+        environment = self._environment.with_budget(Budget())
         template = environment.template_class.from_code(
             environment, self._code, environment.make_globals(None)
         )
@@ -94,25 +105,16 @@ class _Refusal(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
-def _count_steps(tree: nodes.Template) -> None:
-    """Make every pass through a loop's or macro's body spend a step first."""
-    bodies = [
-        *(node.body for node in tree.find_all(nodes.For)),
-        *(node.body for node in tree.find_all(nodes.Macro)),
-        *(node.body for node in tree.find_all(nodes.CallBlock)),
-    ]
-    for body in bodies:
-        spend = nodes.Call(nodes.EnvironmentAttribute("spend_step"), [], [], None, None)
-        body.insert(0, nodes.ExprStmt(spend))
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
-class _Joins(NodeTransformer):
-    """Makes calls of the operator `~`, which jinja2 hands to nobody."""
+class _Namespace(Namespace):
+    """Does not show what it holds: two that hold each other twice would show it without end."""
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802 - jinja2's name
-        parts = [self.visit(part) for part in node.nodes]
-        join = nodes.EnvironmentAttribute("join_texts")
-        return nodes.Call(join, parts, [], None, None, lineno=node.lineno)
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class _GenerationTag(Extension):
@@ -129,23 +131,43 @@ class _GenerationTag(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     """jinja2's sandbox for one rendering, in which operations spend a budget."""
 
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    intercepted_binops = frozenset({"*", "**", "+", "-", "/", "//", "%"})
+    code_generator_class = CheckedCode
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
+            optimized=False,  # or filters would run while it compiles
             extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
         )
-        self._budget = budget
-        self.spend_step = budget.step
+        self.budget = Budget()
         self.finalize = self._before_output
-        self.filters["tojson"] = _to_json
-        for name in _EXPANDING:
-            self.filters[name] = self._limited(name, self.filters[name])
+        self.filters["tojson"] = to_json
+        self.filters = {name: limited_filter(name, of) for name, of in self.filters.items()}
+        self.tests = {name: limited_test(name, of) for name, of in self.tests.items()}
         del self.globals["lipsum"]  # as much text as it is asked for, and wanted by nobody
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = strftime_now
+
+    def with_budget(self, budget: Budget) -> _Environment:
+        other = copy.copy(self)
+        other.budget = budget
+        other.finalize = other._before_output
+        return other
+
+    def spend_step(self) -> bool:
+        self.budget.step()
+        return True
+
+    def timed(self, value: Any) -> Any:
+        self.budget.look()
+        return value
+
+    def held(self, value: Any) -> Any:
+        self.budget.hold(value, "a list")
+        return value
 
     def join_texts(self, *parts: object) -> str:
         return self.concat(str(self._before_output(part)) for part in parts)
@@ -153,86 +175,67 @@ class _Environment(ImmutableSandboxedEnvironment):
     def concat(self, parts: Iterable[str]) -> str:
         """Also what a macro or a block makes is joined here."""
         texts = list(parts)
-        self._budget.make(sum(map(len, texts)), "~")
+        self.budget.make(sum(map(len, texts)), "~")
         return "".join(texts)
 
     def _before_output(self, value: object) -> object:
         """What is no text yet becomes one as a whole."""
+        self.budget.look()
         if not isinstance(value, str):
-            self._budget.make(weight(value), "str")
+            self.budget.make(weight(value), "str")
         return value
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Also what filters get by an attribute's path comes from here."""
+        self.budget.look()
+        return super().getitem(obj, argument)
+
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.budget.look()
         name = getattr(called, "__name__", None)
-        if name in _EXPANDING_CALLS:
-            owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
+        owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
+        if isinstance(called, Macro):
+            if called.catch_varargs or called.catch_kwargs:
+                self.held([*args, *kwargs.values()])
+            return super().call(context, called, *args, **kwargs)
+        if owner is not None or isinstance(called, type):
+            args = tuple(self._listed(argument) for argument in args)
+        if called is dict or called is _Namespace:
+            check_keys(args)
+        elif called is Cycler:
+            self.held(args)
+        elif isinstance(name, str):
             arguments = [*args, *kwargs.values()]
-            value = arguments.pop(0) if owner is None and arguments else owner
-            self._budget.make(result_size(name, value, arguments), name)
-        return super().call(context, called, *args, **kwargs)
+            check_method(name, owner, arguments)
+            if name in _EXPANDING_CALLS:
+                value = arguments.pop(0) if owner is None and arguments else owner
+                self.budget.make(result_size(name, value, arguments), name)
+        return self.checked(super().call(context, called, *args, **kwargs), name or "a call")
 
-    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # A filter may want the environment or the like before its value.
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+    def _listed(self, argument: Any) -> Any:
+        return self.budget.draw(argument) if isinstance(argument, Iterator) else argument
 
-        @functools.wraps(function)
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            value, *more = args[first:]
-            if isinstance(value, Iterator):
-                value = list(value)
-            self._budget.make(result_size(name, value, [*more, *kwargs.values()]), name)
-            return function(*args[:first], value, *more, **kwargs)
-
-        return limited
+    def checked(self, result: Any, name: str) -> Any:
+        if isinstance(result, int):
+            check_number(result, name)
+        elif isinstance(result, list | tuple | dict | set | frozenset):
+            self.budget.hold(result, name)
+        return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and type(left) is type(right) is str:
-            self._budget.make(len(left) + len(right), "+")
+            self.budget.make(len(left) + len(right), "+")
             return left + right
-        if operator in ("*", "**") and _is_giant(operator, left, right):
+        self.budget.look()
+        if operator in ("*", "**") and is_giant(operator, left, right):
             raise SecurityError(f"the result of '{operator}' is too large")
+        if operator == "-" and isinstance(left, Set):  # keys of dictionaries
+            raise SecurityError("keys cannot be taken from keys")
         if isinstance(left, str | bytes | list | tuple):
-            self._budget.make(_size(operator, left, right), operator)
+            self.budget.make(operation_size(operator, left, right), operator)
         elif isinstance(right, str | bytes | list | tuple):
-            self._budget.make(_size(operator, right, left), operator)
-        return super().call_binop(context, operator, left, right)
-
-
-def _is_giant(operator: str, left: Any, right: Any) -> bool:
-    if operator == "**":
-        whole = isinstance(left, int) and isinstance(right, int)
-        return whole and left.bit_length() * right > _MAX_BITS
-    if isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() + right.bit_length() > _MAX_BITS
-    if isinstance(left, int):
-        left, right = right, left
-    return isinstance(right, int) and hasattr(left, "__len__") and len(left) * right > MAX_CHARS
-
-
-def _size(operator: str, value: Any, other: Any) -> int:
-    """Of the sum, the product or the formatted text, in characters or items."""
-    if operator == "%":
-        return result_size("%", value, other if isinstance(other, tuple) else [other])
-    if operator == "*":
-        return len(value) * other if isinstance(other, int) else 0
-    return len(value) + len(other) if hasattr(other, "__len__") else 0
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: jinja2's own would escape HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+            self.budget.make(operation_size(operator, right, left), operator)
+        return self.checked(super().call_binop(context, operator, left, right), operator)
 
 
 def _raise_exception(message: str) -> NoReturn:
