@@ -1,0 +1,17 @@
+"""`treadle bench`: what is measured, one module per subcommand. Measures nothing itself."""
+
+from __future__ import annotations
+
+import click
+
+from treadle.cli.group import Commands
+
+MEMBERS = {
+    "serve": "treadle.cli.bench_serve",
+}
+"""Subcommand → the module that defines a click command named like the module."""
+
+
+@click.command(cls=Commands, members=MEMBERS)
+def bench() -> None:
+    """Measure the engine, or any OpenAI-compatible server."""
