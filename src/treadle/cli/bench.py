@@ -7,7 +7,9 @@ import click
 from treadle.cli.group import Commands
 
 MEMBERS = {
+    "latency": "treadle.cli.bench_latency",
     "serve": "treadle.cli.bench_serve",
+    "throughput": "treadle.cli.bench_throughput",
 }
 """Subcommand → the module that defines a click command named like the module."""
 
