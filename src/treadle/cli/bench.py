@@ -8,6 +8,7 @@ from treadle.cli.group import Commands
 
 MEMBERS = {
     "latency": "treadle.cli.bench_latency",
+    "profile": "treadle.cli.bench_profile",
     "serve": "treadle.cli.bench_serve",
     "throughput": "treadle.cli.bench_throughput",
 }
