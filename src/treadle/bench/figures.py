@@ -12,7 +12,7 @@ import msgspec
 
 from treadle.bench.completion import Measured
 from treadle.bench.drive import Measurement
-from treadle.bench.report import Spread, heading, lines_of, number, spread, table
+from treadle.bench.report import Spread, heading, lines_of, spread, table
 from treadle.errors import InvalidRequest
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -128,8 +128,8 @@ def show(found: Figures) -> list[str]:
     ]
     if found.goodput is not None:
         limits = " ".join(f"{name}:{value:g}" for name, value in found.goodput.limits_ms.items())
-        share = f"{number(found.goodput.per_s)} ({found.goodput.share:.0%} of requests)"
-        counts.append((f"Request goodput (req/s), {limits}", share))
+        counts.append(("Request goodput (req/s)", found.goodput.per_s))
+        counts.append((f"  share of requests, {limits}", f"{found.goodput.share:.0%}"))
     counts.append(("Client processor time (of one core)", f"{found.client_cpu_share:.0%}"))
     spreads = [getattr(found, f"{metric}_ms") for metric in METRICS]
     rows = [
