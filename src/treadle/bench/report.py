@@ -72,7 +72,10 @@ def heading(text: str) -> str:
 def lines_of(rows: Iterable[tuple[str, float | int | str | None]]) -> list[str]:
     """One line per row: what, and the value at the right edge of its column."""
     texts = [(what, value if isinstance(value, str) else number(value)) for what, value in rows]
-    return [f"{what:<{_LABEL_WIDTH}}{text:>{WIDTH - _LABEL_WIDTH}}" for what, text in texts]
+    return [
+        f"{what:<{_LABEL_WIDTH}}{text:>{WIDTH - max(_LABEL_WIDTH, len(what))}}"
+        for what, text in texts
+    ]
 
 
 def end_of(text: str) -> str:
