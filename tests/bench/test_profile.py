@@ -11,10 +11,11 @@ import gguf
 import pytest
 
 from tests.tiny import tiny_llama
+from tests.tiny_gguf import write_tiny_gguf
 from treadle.bench.floors import Machine, Recording
 from treadle.bench.load import Load
 from treadle.bench.passes import Shape, drive, fitted
-from treadle.bench.profile import Op, ProfileReport, measure_profile
+from treadle.bench.profile import Op, ProfileReport, measure_profile, ops_of
 from treadle.bench.profile_tables import sums_by_kind, sums_by_layer
 from treadle.bench.step_parts import StepClock
 from treadle.cli.main import run
@@ -136,6 +137,47 @@ def test_parts_of_a_step_add_up(driven: tuple[Load, StepClock, Recording]) -> No
         parts = (step.plan_s, step.fill_s, step.forward_s, step.sample_s, step.settle_s)
         assert min(parts) > 0
         assert sum(parts) == pytest.approx(step.step_s)
+
+
+ATTENTION = ["qkv linear", "rope rope_store", "attention attention", "attn_out linear"]
+ENDS = ["embed embed", "select select", "head linear"]
+KINDS = {
+    "mixtral": [
+        *ENDS,
+        *ATTENTION,
+        *("attn_norm rms_norm", "ffn_norm rms_norm", "router linear", "experts experts"),
+        "norm rms_norm",
+    ],
+    "gemma2": [
+        *ENDS,
+        *ATTENTION,
+        *("attn_norm rms_norm", "post_attn_norm rms_norm", "gate_up linear", "activation gated"),
+        *("ffn_norm rms_norm", "post_ffn_norm rms_norm", "down linear"),
+        *("norm rms_norm", "softcap softcap"),
+    ],
+    "gpt2": [
+        *ENDS,
+        *ATTENTION,
+        *("positions embed_positions", "attn_norm layer_norm", "ffn_norm layer_norm"),
+        *("up linear", "activation activate", "down linear", "norm layer_norm"),
+    ],
+}
+"""Float weights: nothing is quantised."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ops_of_other_architectures(tmp_path: Path, name: str) -> None:
+    path = write_tiny_gguf(name, tmp_path)
+    shape = Shape(batch_size=2, context=16, passes=1)
+    chosen = engine_settings({"model": str(path), "threads": 1})
+    parts = build_parts(fitted(chosen, shape), path, lambda _: None)
+    with closing(parts.engine()) as engine:
+        recording = Recording(parts.backend, parts.program)
+        recording.on = True
+        (one,) = drive(Load(engine), shape, recording.take)
+    ops = ops_of([one], Machine(1e9, 1e9, 1e9))
+    assert {f"{op.kind} {op.kernel}" for op in ops} == set(KINDS[name])
+    assert len({(op.label, op.kernel) for op in ops}) == len(ops)
 
 
 def test_floors() -> None:
