@@ -49,7 +49,7 @@ class Iteration(msgspec.Struct, frozen=True):
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """The last decode step of a batch, against what it reads and computes."""
+    """A decode step of the whole batch, the last of them, against what it reads and computes."""
 
     read_gb_per_s: float
     step_bytes: int
@@ -130,7 +130,9 @@ def _summary(iterations: Sequence[Iteration]) -> dict[str, Spread]:
 def _floor(load: Load, batch: Batch, recording: Recording, tpot_s: float) -> Floor:
     recording.on = True
     _once(load, batch)
-    ops = recording.take()[-1].ops
+    decodes = [each for each in recording.take() if each.num_tokens == each.num_rows]
+    rows = max(each.num_rows for each in decodes)
+    ops = [each for each in decodes if each.num_rows == rows][-1].ops
     machine = measure_machine(recording.backend)
     least = floor_s(machine, ops)
     return Floor(

@@ -11,7 +11,7 @@ from treadle.cli.bench_options import count_option, engine_options, publish
 
 
 @click.command("latency")
-@engine_options()
+@engine_options("generation_config", "chat_template")
 @count_option("--input-len", 32, "Tokens of each prompt.")
 @count_option("--output-len", 128, "Tokens of each answer.")
 @count_option("--batch-size", 1, "Requests at once.")

@@ -11,7 +11,7 @@ from treadle.cli.bench_options import count_option, engine_options, publish
 
 
 @click.command("profile")
-@engine_options("prefix_cache", "overlap_depth")
+@engine_options("generation_config", "chat_template", "prefix_cache", "overlap_depth")
 @count_option("--batch-size", 1, "Rows of the pass.")
 @count_option("--context", 512, "Tokens of each row that have KV already.", least=0)
 @count_option("--prefill", 1, "Tokens computed for each row; 1 is a decode step.")

@@ -11,7 +11,7 @@ from treadle.cli.bench_options import count_option, engine_options, publish
 
 
 @click.command("throughput")
-@engine_options()
+@engine_options("generation_config", "chat_template")
 @count_option("--num-prompts", 32, "Requests, all at once.")
 @count_option("--input-len", 128, "Tokens of each prompt, beside a shared prefix.")
 @count_option("--output-len", 128, "Tokens of each answer.")
