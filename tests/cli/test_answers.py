@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.cli.test_main import treadle
 from tests.server.served import Served
+from treadle.cli.generate import RAW_MAX_TOKENS
 from treadle.text.load import load_text
 
 PROMPT = "Say hello."
@@ -47,6 +51,29 @@ def test_generate_raw_continues_the_prompt(demo_gguf: Path) -> None:
     assert report["text"] == " Paris"
     assert report["finish_reason"] == "stop"
     assert report["usage"]["prompt_tokens"] == len(load_text(demo_gguf).tokenizer.encode(prompt))
+
+
+def test_a_text_that_is_continued_has_an_end(demo_gguf: Path) -> None:
+    del demo_gguf
+    report = json.loads(treadle("generate", "1, 2, 3,", "--raw", "--json").stdout)
+    assert report["usage"]["completion_tokens"] <= RAW_MAX_TOKENS
+
+
+def test_a_pipe_sees_the_answer_come(demo_gguf: Path) -> None:
+    """And keeps what has come when it breaks off."""
+    command = ["generate", "Tell a long story.", "--model", str(demo_gguf)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treadle.cli.main", *command], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.read(1), "before the answer is whole"
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert rest.endswith(b"\n")
 
 
 def test_chat_through_pipes(demo_gguf: Path) -> None:

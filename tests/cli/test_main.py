@@ -62,7 +62,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[EngineSettings, ServerSettings]] = []
     monkeypatch.setattr(serve_module, "run", lambda *settings: seen.append(settings) or 0)
     values = {
-        "served_model_name": "n",
+        "served_model_name": ["n", "m"],
+        "chat_template": "{{ messages }}",
         "generation_config": "none",
         "max_model_len": 64,
         "prefix_cache": "hashed",

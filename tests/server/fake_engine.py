@@ -264,7 +264,7 @@ class FakeEngine:
 def build(settings: EngineSettings, path: Path, report: Callable[[Progress], None]) -> FakeEngine:
     """The served name may be a command, too."""
     report(Progress("find pid", 0.0, str(os.getpid())))
-    name = settings.model.served_model_name
+    name = next(iter(settings.model.served_model_name), None)
     if name == "refuse-to-start":
         raise StartError(f"{path}: scripted refusal to start")
     if name == "load-for-ever":

@@ -156,6 +156,8 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"best_of": 3, "n": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"regex": ""}, "regex"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"guided_choice": ["a"]}, "guided_choice"),
         ({"guided_grammar": "root"}, "guided_grammar"),

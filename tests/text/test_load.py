@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import pytest
 
-from treadle.errors import InvalidRequest, ModelFileError
+from treadle.errors import InvalidRequest, ModelFileError, StartError
 from treadle.text.load import ModelText, load_text
 
 
@@ -126,3 +126,17 @@ def test_errors_name_file_and_field(tmp_path: Path, changes: dict[str, Any], fie
         load_text(write(tmp_path / "bad.gguf", **changes))
     assert error.value.message.startswith(f"{tmp_path / 'bad.gguf'}: ")
     assert field in error.value.message
+
+
+def test_a_template_in_place_of_the_models(tmp_path: Path) -> None:
+    path = write(tmp_path / "base.gguf", chat_template=None)
+    given = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    text = load_text(path, chat_template=given)
+    plain = text.require_template().render([{"role": "user", "content": "a"}])
+    file = tmp_path / "template.jinja"
+    file.write_text(given)
+    again = load_text(path, chat_template=str(file)).require_template()
+    assert again.render([{"role": "user", "content": "a"}]) == plain
+    assert plain.endswith("[a]")
+    with pytest.raises(StartError, match=r"nowhere\.jinja cannot be read: No such file"):
+        load_text(path, chat_template="nowhere.jinja")

@@ -78,6 +78,12 @@ def lines_of(rows: Iterable[tuple[str, float | int | str | None]]) -> list[str]:
     ]
 
 
+def end_of(text: str) -> str:
+    """Its last part, if it is too long for a value: of a path, what tells it from others."""
+    room = WIDTH - _LABEL_WIDTH
+    return text if len(text) <= room else f"…{text[1 - room :]}"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> list[str]:
     """The first column is left-aligned and takes what the others leave of the width."""
     cells = [list(columns)]

@@ -7,7 +7,11 @@ import click
 from treadle.cli.group import Commands
 
 MEMBERS = {
+    "latency": "treadle.cli.bench_latency",
+    "profile": "treadle.cli.bench_profile",
     "serve": "treadle.cli.bench_serve",
+    "startup": "treadle.cli.bench_startup",
+    "throughput": "treadle.cli.bench_throughput",
 }
 """Subcommand → the module that defines a click command named like the module."""
 

@@ -52,7 +52,8 @@ def chat(
     system: str | None,
     **given: Any,
 ) -> int:
-    """Chat with MODEL: a .gguf file, 'demo', or with --url a name that the server knows."""
+    """Chat with MODEL: a .gguf file, a model's directory, a hub id, 'demo', or with --url a name
+    that the server knows."""
     params = take_params(given, temperature=TEMPERATURE, top_p=TOP_P)
     answerer: Answerer
     if url is None:

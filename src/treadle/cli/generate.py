@@ -14,6 +14,8 @@ import msgspec
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
 from treadle.cli.sampling import sampling_options, take_params
 
+RAW_MAX_TOKENS = 128
+
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int
@@ -38,15 +40,26 @@ class _Report(msgspec.Struct):
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", default="demo", show_default=True, help="A .gguf file, or 'demo'.")
-@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
+@click.option(
+    "--model",
+    default="demo",
+    show_default=True,
+    help="A .gguf file, a model's directory, a hub id, 'demo' or 'gemma'.",
+)
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Continue the prompt as it is, without chat template; by at most "
+    f"{RAW_MAX_TOKENS} tokens unless told otherwise.",
+)
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @settings_options(*ENGINE_SECTIONS, without=("model", "served_model_name"))
 def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any) -> None:
     """Answer PROMPT; '-' reads it from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    params = take_params(given, temperature=0.0)
+    # A text that is merely continued need not have an end.
+    params = take_params(given, temperature=0.0, max_tokens=RAW_MAX_TOKENS if raw else None)
     began = time.monotonic()
     from treadle.engine.llm import LLM
 
@@ -68,6 +81,7 @@ def show(pieces: Iterable[str]) -> str:
         for piece in pieces:
             texts.append(piece)
             click.echo(piece, nl=False)
+            sys.stdout.flush()  # a pipe's reader sees it come, and keeps it if we are interrupted
     except OSError:  # nothing can be written
         raise
     except BaseException:

@@ -29,7 +29,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def take_params(given: dict[str, Any], **defaults: float) -> SamplingParams:
+def take_params(given: dict[str, Any], **defaults: float | None) -> SamplingParams:
     """Sampling parameters out of a command's options, which are taken from `given`; those not
     given have `defaults`, or are the class's own."""
     names = [

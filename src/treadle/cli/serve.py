@@ -22,7 +22,9 @@ from treadle.config.settings import (
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
 def serve(model: str, **given: Any) -> int:
-    """Serve MODEL, a .gguf file or 'demo', over an OpenAI-compatible HTTP API."""
+    """Serve MODEL over an OpenAI-compatible HTTP API.
+
+    MODEL is a .gguf file, a model's directory, a hub id, 'demo' or 'gemma'."""
     own = {field.name for field in msgspec.structs.fields(ServerSettings)}
     server = {name: given.pop(name) for name in own}
     settings = engine_settings({"model": model, **given})
@@ -64,7 +66,7 @@ def _names(model: ModelSettings) -> tuple[str, ...]:
 
     from treadle.models.source import model_name
 
-    if model.served_model_name is not None:
-        return (model.served_model_name,)
+    if model.served_model_name:
+        return tuple(model.served_model_name)
     asked, name = model.model, model_name(model.model)
     return (name, asked) if Path(asked).exists() else (asked, name)

@@ -33,10 +33,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="A .gguf file, a model's directory, a hub id, 'demo' or 'gemma'."),
     ] = "demo"
     served_model_name: Annotated[
-        str | None,
+        list[NotEmpty],
         Meta(
-            description="Name in the API; by default that of the command line, or the file's stem."
+            description="Name in the API; by default that of the command line, or the file's stem. "
+            "More than one may do; answers have the first."
         ),
+    ] = []
+    chat_template: Annotated[
+        NotEmpty | None,
+        Meta(description="A file with a chat template, or the template, in place of the model's."),
     ] = None
     generation_config: Annotated[
         Literal["auto", "none"],
@@ -111,7 +116,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     watchdog_timeout: Annotated[
         float,
-        Meta(description="Seconds without progress until the engine is stuck; 0: never.", ge=0),
+        Meta(
+            description="Seconds without progress until the engine is stuck, more than its longest "
+            "step takes; 0: never.",
+            ge=0,
+        ),
     ] = 300.0
     shutdown_timeout: Annotated[
         float, Meta(description="Seconds that running answers may take after SIGTERM.", ge=0)

@@ -151,7 +151,9 @@ class Session:
         try:
             with_defaults = settings.model.generation_config == "auto"
             began = time.monotonic()
-            self.text = load_text(path, with_defaults=with_defaults)
+            self.text = load_text(
+                path, with_defaults=with_defaults, chat_template=settings.model.chat_template
+            )
             self._report(Progress("load tokenizer", time.monotonic() - began))
             self.engine, self.ready = engine, engine.ready()
         except BaseException as error:

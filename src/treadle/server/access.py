@@ -24,10 +24,17 @@ _SCHEME = "bearer"
 
 
 class Unauthorized(TreadleError):
-    """The request carries no key, or none that opens this."""
+    """The request carries no key, or none that opens anything."""
 
     status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(TreadleError):
+    """The request carries a key, but not the one that opens this."""
+
+    status = 403
+    code = "admin_api_key_needed"
 
 
 def guards(endpoints: Sequence[Endpoint], settings: ServerSettings) -> list[Middleware]:
@@ -66,9 +73,13 @@ class Keys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             keys = self._keys.get(self._access(scope), [])
-            if keys and not _opens(Headers(scope=scope).get("authorization", ""), keys):
-                response = error_response(Unauthorized("a valid API key is needed"))
-                response.headers["www-authenticate"] = "Bearer"
+            given = Headers(scope=scope).get("authorization", "")
+            if keys and not _opens(given, keys):
+                if _opens(given, self._keys["key"]):
+                    response = error_response(Forbidden("the admin API key is needed"))
+                else:
+                    response = error_response(Unauthorized("a valid API key is needed"))
+                    response.headers["www-authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)

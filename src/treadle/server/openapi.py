@@ -35,9 +35,9 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
+    403: "Not the admin API key.",
     404: "This server does not have that model.",
     413: "The body is too long.",
-    429: "Too many requests wait already.",
     500: "The engine failed.",
     503: "Loading, stopping or full; try again later.",
 }
@@ -208,7 +208,7 @@ def _statuses(endpoint: Endpoint, *, with_keys: bool) -> set[int]:
     if endpoint.query is not None:
         statuses.add(400)
     if endpoint.streams:
-        statuses |= {429, 500, 503}
+        statuses |= {500, 503}
     if with_keys and endpoint.access != "open":
-        statuses.add(401)
+        statuses |= {401, 403} if endpoint.access == "admin" else {401}
     return statuses

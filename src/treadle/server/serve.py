@@ -190,8 +190,14 @@ class _Server:
         launch = self._launch
         path = await _in_thread(launch.locate)
         launch.engine.start(launch.settings, path, self._channel.address)
-        with_defaults = launch.settings.model.generation_config == "auto"
-        text = await _in_thread(lambda: load_text(path, with_defaults=with_defaults))
+        model = launch.settings.model
+        text = await _in_thread(
+            lambda: load_text(
+                path,
+                with_defaults=model.generation_config == "auto",
+                chat_template=model.chat_template,
+            )
+        )
         self._frontend.set_text(text)
         ready = await self._frontend.ready()
         self._metrics.watch(ready, lambda: self._frontend.stats)

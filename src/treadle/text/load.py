@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treadle.errors import InvalidRequest, ModelFileError
+from treadle.errors import InvalidRequest, ModelFileError, StartError
 from treadle.models.gguf import GGUFFile
 from treadle.models.safetensors import GENERATION_CONFIG, read_optional_json_object
 from treadle.models.source import name_of_path
@@ -57,18 +57,42 @@ class ModelText:
         return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
 
 
-def load_text(path: Path, *, with_defaults: bool = True) -> ModelText:
+def load_text(
+    path: Path, *, with_defaults: bool = True, chat_template: str | None = None
+) -> ModelText:
     """Read the text side of a GGUF file or a model directory; no weights are touched.
 
-    `with_defaults` says whether the model's own sampling defaults are wanted.
+    `with_defaults` says whether the model's own sampling defaults are wanted; `chat_template`, a
+    file or a template itself, takes the place of the model's.
     """
+    text = _load(path)
+    if not with_defaults:
+        text = dataclasses.replace(text, sampling_defaults={})
+    if chat_template is not None:
+        template = text.template_of(_given_template(chat_template))
+        text = dataclasses.replace(text, template=template)
+    return text
+
+
+def _load(path: Path) -> ModelText:
     try:
-        text = _load_folder(path) if path.is_dir() else _load_gguf(path)
-        return text if with_defaults else dataclasses.replace(text, sampling_defaults={})
+        return _load_folder(path) if path.is_dir() else _load_gguf(path)
     except ModelFileError as error:
         if error.message.startswith(str(path)):
             raise
         raise ModelFileError(f"{path}: {error.message}") from None
+
+
+def _given_template(given: str) -> str:
+    """A template has an expression or a statement, and a file's name seldom a brace (vLLM's
+    rule)."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise StartError(f"the chat template {given} cannot be read: {reason}") from None
 
 
 def _load_gguf(path: Path) -> ModelText:

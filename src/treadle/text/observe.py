@@ -50,7 +50,7 @@ class Observer(Protocol):
         """They found the queue full and were never sent."""
 
     def measured(self, stats: Stats) -> None:
-        """The engine said how it is doing, as it does every second while it works."""
+        """The engine said how it is doing, as it does some times a second while it works."""
 
 
 class Observers:

@@ -22,11 +22,9 @@ T = TypeVar("T")
 
 MAX_NEW_TOKENS = 128
 
+_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+
 _REFUSED_SAMPLING = (
-    "regex",
-    "json_schema",
-    "ebnf",
-    "structural_tag",
     "stop_regex",
     "custom_params",
     "custom_logit_processor",
@@ -103,6 +101,8 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self) -> dict[str, Any]:
         """What was given, under SamplingParams' names."""
+        # Of constraints an empty one is one as well.
+        _refuse(self, _CONSTRAINTS, "sampling_params.", nothing=(None, False))
         _refuse(self, _REFUSED_SAMPLING, "sampling_params.")
         names = {
             **{name: name for name in SamplingParams.__struct_fields__},
@@ -311,8 +311,13 @@ def _salt(salt: str, key: str) -> str:
     return f"{len(salt)}:{salt}{key}" if key else salt
 
 
-def _refuse(given: msgspec.Struct, names: tuple[str, ...], where: str = "") -> None:
+def _refuse(
+    given: msgspec.Struct,
+    names: tuple[str, ...],
+    where: str = "",
+    nothing: tuple[object, ...] = (None, False, "", [], {}),
+) -> None:
     """Raise InvalidRequest for a field that would be dropped without a word."""
     for name in names:
-        if getattr(given, name) not in (None, False, "", [], {}):
+        if getattr(given, name) not in nothing:
             raise InvalidRequest(f"{where}{name} is not supported", param=f"{where}{name}")

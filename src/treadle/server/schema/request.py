@@ -26,14 +26,9 @@ class ResponseFormat(msgspec.Struct):
     type: str
 
 
-class Refused(msgspec.Struct, kw_only=True):
-    """Fields that would change the answer and are not implemented; what asks for nothing is their
-    default."""
+class RefusedConstraints(msgspec.Struct, kw_only=True):
+    """What the answer must look like: refused whatever it holds, since an empty one is one."""
 
-    suffix: Any = None
-    tools: Any = None
-    functions: Any = None
-    function_call: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -45,6 +40,25 @@ class Refused(msgspec.Struct, kw_only=True):
     ebnf: Any = None
     grammar: Any = None
     json_schema: Any = None
+
+    def refuse(self) -> None:
+        """Raise InvalidRequest for a field that would be dropped without a word."""
+        for name in _CONSTRAINTS:
+            if getattr(self, name) not in (None, False):
+                raise unsupported(name)
+
+
+_CONSTRAINTS = RefusedConstraints.__struct_fields__
+
+
+class Refused(RefusedConstraints, kw_only=True):
+    """Fields that would change the answer and are not implemented; what asks for nothing is their
+    default."""
+
+    suffix: Any = None
+    tools: Any = None
+    functions: Any = None
+    function_call: Any = None
     stop_regex: Any = None
     use_beam_search: Any = None
     audio: Any = None
@@ -67,7 +81,7 @@ class Refused(msgspec.Struct, kw_only=True):
     typical_p: Any = 1
 
     def refuse(self) -> None:
-        """Raise InvalidRequest for a field that would be dropped without a word."""
+        super().refuse()
         for name, nothing in _REFUSED:
             if getattr(self, name) not in (nothing, None, False, "", [], {}):
                 raise unsupported(name)
