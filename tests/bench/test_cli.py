@@ -61,7 +61,7 @@ def test_workloads_run(server: Served, name: str, capsys: pytest.CaptureFixture[
     ("options", "status", "sentence"),
     [
         (["--url", "127.0.0.1:1"], 1, "127.0.0.1:1: an address is http://host:port"),
-        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1: "),
+        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1: Connection refused"),
         (["--workload", "single", "--rate", "2"], 1, "--rate has no meaning for single"),
         (["--cached-prefix"], 1, "--cached-prefix has no meaning for concurrent"),
         (["--goodput", "speed:3"], 1, "--goodput speed:3: a limit is"),

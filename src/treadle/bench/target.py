@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from treadle.bench.connection import Connections
+from treadle.bench.connection import Connections, reason_of
 from treadle.errors import StartError, TreadleError
 
 POOL_SEED = 0
@@ -71,8 +71,8 @@ async def find_target(
     try:
         return await _find(connections, model, tokenizer)
     except (OSError, msgspec.DecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise StartError(f"{connections.address.url}: {reason or error}") from None
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise StartError(f"{connections.address.url}: {reason}") from None
 
 
 async def _find(connections: Connections, model: str | None, tokenizer: Path | None) -> Target:
