@@ -87,3 +87,14 @@ def test_the_group_names_its_members(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["bench", "--help"]) == 0
     assert "serve" in capsys.readouterr().out
     assert run(["bench", "nonsense"]) == 2
+
+
+def test_keys_are_sent_and_their_refusal_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(Served("fake", "0", "512", "--api-key", "right")) as served:
+        url = served.wait_ready().url
+        command = ["bench", "serve", "--url", url, "--workload", "single", *SMALL]
+        assert run([*command, "--api-key", "right"]) == 0
+        assert "status" not in capsys.readouterr().out
+        for model in ([], ["--model", "fake"]):
+            assert run([*command, "--api-key", "wrong", *model]) == 1
+            assert "status 401" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from treadle.bench.connection import Connections, reason_of
-from treadle.errors import StartError, TreadleError
+from treadle.errors import RequestError, StartError
 
 POOL_SEED = 0
 """The pool is the same for every run, so that a run's seed alone decides its prompts."""
@@ -111,7 +111,7 @@ async def _counter(connections: Connections, model: str, tokenizer: Path | None)
         try:
             if await counter("one two three", special=False):
                 return counter
-        except TreadleError:
+        except StartError:  # not there, or not under this name
             continue
     return None
 
@@ -130,6 +130,8 @@ class _ServerCounter:
             "add_special": special,
         }
         status, answer = await self._connections.fetch("/tokenize", msgspec.json.encode(body))
+        if status in (401, 403):
+            raise RequestError(f"{self._connections.address.url}/tokenize: status {status}")
         if status != 200:
             raise StartError(f"{self._connections.address.url}/tokenize: status {status}")
         return msgspec.json.decode(answer, type=_Tokens).tokens
