@@ -36,7 +36,7 @@ from treadle.bench.serve import Server, measure
 from treadle.bench.workloads import Prompts, conversations
 
 HERE = Path(__file__).parent
-READY_S = 300.0
+READY_S = 600.0
 DRIVERS = ("openvino_genai", "transformers", "llama_cpp")
 
 NOT_ORDINARY_IDS = 1000
