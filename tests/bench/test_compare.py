@@ -190,7 +190,7 @@ def test_a_comparison_is_written_down(
     text = (tmp_path / "performance.md").read_text()
     (row,) = (line for line in text.splitlines() if line.startswith("| one stream"))
     assert re.fullmatch(r"\| one stream, .* \| [\d,]+ \| [\d,]+ \([\d.]+\) \| [\d,]+ \|", row)
-    assert "2 rounds" in text
+    assert "rounds: 2;" in text
     pictures = sorted(os.listdir(tmp_path))
     assert pictures == ["performance-prefill-512.png", "performance-stream.png", "performance.md"]
 
