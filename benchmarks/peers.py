@@ -19,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from treadle.bench.serve import Server, measure
 from treadle.bench.workloads import Prompts, conversations
 
 HERE = Path(__file__).parent
-READY_S = 300.0
+READY_S = 600.0
 DRIVERS = ("openvino_genai", "transformers", "llama_cpp")
 
 NOT_ORDINARY_IDS = 1000
@@ -107,7 +108,8 @@ class Peer:
         began = time.monotonic()
         if self.name in DRIVERS:
             with _process(_driver(self, setting), pipes=True) as process:
-                running = _Driven(process, setting.vocab_size)
+                shares = self.name == "openvino_genai"
+                running = _Driven(process, setting.vocab_size, shares_prefixes=shares)
                 yield Session(running, time.monotonic() - began, Watch(process.pid))
             return
         port = _free_port()
@@ -159,15 +161,18 @@ class _Served:
 class _Driven:
     """An engine behind protocol.py. All prompts are asked at once, or one after the other."""
 
-    def __init__(self, process: subprocess.Popen[str], vocab_size: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], vocab_size: int, *, shares_prefixes: bool
+    ) -> None:
         self._process = process
+        self._shares_prefixes = shares_prefixes
         self._ids = range(NOT_ORDINARY_IDS, vocab_size)
         assert self._read() == {"ready": True}
 
     def ask(self, plan: Plan) -> Figures:
         asked = plan.workload
-        if plan.cached_prefix and "llama_cpp" in str(self._process.args):
-            raise Unable("shares no prefixes between sequences")
+        if plan.cached_prefix and not self._shares_prefixes:
+            raise Unable("shares no prefixes between requests")
         prompts = Prompts(self._ids, asked.seed)
         for (prompt,) in conversations(asked, prompts, plan.num_warmup):
             self._exchange([prompt], asked.output_len)
@@ -249,18 +254,22 @@ def _driver(peer: Peer, setting: Setting) -> list[str]:
 def _process(
     command: list[str], environment: Mapping[str, str] | None = None, *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """Ends with its block."""
+    """Ends with its block; its last words are told if it fails within."""
     pipe = subprocess.PIPE if pipes else subprocess.DEVNULL
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(
         command,
         env={**os.environ, **(environment or {})},
         stdin=pipe,
         stdout=pipe,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         text=True,
     )
     try:
         yield process
+    except Unable as error:
+        log.seek(0)
+        raise Unable(" ".join([f"{error}:", *log.read().strip().splitlines()[-1:]])) from None
     finally:
         process.terminate()
         try:
@@ -272,6 +281,7 @@ def _process(
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+        log.close()
 
 
 def _wait_ready(url: str, process: subprocess.Popen[str]) -> None:

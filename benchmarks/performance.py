@@ -93,7 +93,7 @@ def _conditions(found: Comparison, machine: Machine) -> str:
         f"- memory is read at {machine.read_bytes_per_s / 1e9:.1f} GB/s;"
         f" {peak_rate(machine, found.card) / 1e9:,.0f} G operations per second in"
         f" {operation(found.card)}",
-        f"- {found.rounds} rounds, each engine started afresh in each, taking turns",
+        f"- rounds: {found.rounds}; each engine started afresh in each, taking turns",
         *map(_engine, found.outcomes),
         f"\n```\n{found.command}\n```",
     ]

@@ -61,7 +61,7 @@ def test_workloads_run(server: Served, name: str, capsys: pytest.CaptureFixture[
     ("options", "status", "sentence"),
     [
         (["--url", "127.0.0.1:1"], 1, "127.0.0.1:1: an address is http://host:port"),
-        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1: "),
+        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1: Connection refused"),
         (["--workload", "single", "--rate", "2"], 1, "--rate has no meaning for single"),
         (["--cached-prefix"], 1, "--cached-prefix has no meaning for concurrent"),
         (["--goodput", "speed:3"], 1, "--goodput speed:3: a limit is"),
@@ -87,3 +87,14 @@ def test_the_group_names_its_members(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["bench", "--help"]) == 0
     assert "serve" in capsys.readouterr().out
     assert run(["bench", "nonsense"]) == 2
+
+
+def test_keys_are_sent_and_their_refusal_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(Served("fake", "0", "512", "--api-key", "right")) as served:
+        url = served.wait_ready().url
+        command = ["bench", "serve", "--url", url, "--workload", "single", *SMALL]
+        assert run([*command, "--api-key", "right"]) == 0
+        assert "status" not in capsys.readouterr().out
+        for model in ([], ["--model", "fake"]):
+            assert run([*command, "--api-key", "wrong", *model]) == 1
+            assert "status 401" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from treadle.bench.connection import Connections
+from treadle.bench.connection import Connections, reason_of
 
 
 class Measured(msgspec.Struct, kw_only=True):
@@ -145,7 +145,7 @@ async def complete(
     except TimeoutError:
         into.error = f"no end after {timeout_s:g} s"
     except OSError as error:
-        into.error = f"the connection failed: {error.strerror or error}"
+        into.error = f"the connection failed: {reason_of(error)}"
     else:
         stream.finish()
         into.error = _fault(stream, status)

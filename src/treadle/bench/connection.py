@@ -9,6 +9,7 @@ redirects and decodes no JSON.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Callable
@@ -143,6 +144,11 @@ class Connection(asyncio.Protocol):
                 self._done.set_result(None)
             else:
                 self._done.set_exception(error)
+
+
+def reason_of(error: OSError) -> str:
+    """In the system's words, where asyncio has put its own around them."""
+    return str(error) if error.errno is None or error.errno < 0 else os.strerror(error.errno)
 
 
 class Connections:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from treadle.bench.connection import Connections
-from treadle.errors import StartError, TreadleError
+from treadle.bench.connection import Connections, reason_of
+from treadle.errors import RequestError, StartError
 
 POOL_SEED = 0
 """The pool is the same for every run, so that a run's seed alone decides its prompts."""
@@ -71,8 +71,8 @@ async def find_target(
     try:
         return await _find(connections, model, tokenizer)
     except (OSError, msgspec.DecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise StartError(f"{connections.address.url}: {reason or error}") from None
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise StartError(f"{connections.address.url}: {reason}") from None
 
 
 async def _find(connections: Connections, model: str | None, tokenizer: Path | None) -> Target:
@@ -111,7 +111,7 @@ async def _counter(connections: Connections, model: str, tokenizer: Path | None)
         try:
             if await counter("one two three", special=False):
                 return counter
-        except TreadleError:
+        except StartError:  # not there, or not under this name
             continue
     return None
 
@@ -130,6 +130,8 @@ class _ServerCounter:
             "add_special": special,
         }
         status, answer = await self._connections.fetch("/tokenize", msgspec.json.encode(body))
+        if status in (401, 403):
+            raise RequestError(f"{self._connections.address.url}/tokenize: status {status}")
         if status != 200:
             raise StartError(f"{self._connections.address.url}/tokenize: status {status}")
         return msgspec.json.decode(answer, type=_Tokens).tokens
