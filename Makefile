@@ -4,7 +4,7 @@
 # test-clients   other people's clients and routers against the server; FILES=… for some of them
 # fuzz-api       schemathesis against the server's /openapi.json
 # clients-short  of both what takes two minutes
-# bench   speed on the demo model, beside what the machine allows
+# bench   speed in this process, beside what the machine allows; MODEL=file.gguf for others
 # soak    ten minutes of random requests to a real server; SOAK_SECONDS=60 for less
 # serve   install treadle alone and serve the demo model; MODEL=file.gguf PORT=9000 for others
 
@@ -41,7 +41,10 @@ clients-short: .venv/installed-test $(CLIENTS)/installed-short
 		tests/clients/test_openai.py tests/clients/fuzz_api.py
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/treadle bench latency $(MODEL) --input-len 32 --output-len 128
+	$(BIN)/treadle bench latency $(MODEL) --input-len 512 --output-len 1
+	$(BIN)/treadle bench latency $(MODEL) --input-len 2048 --output-len 1
+	$(BIN)/treadle bench throughput $(MODEL) --num-prompts 32 --input-len 128 --output-len 128
 
 soak: .venv/installed-test
 	$(BIN)/python -m tests.soak $(SOAK_SECONDS)

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
 
+#include "peaks.hpp"
 #include "program.hpp"
 #include "sampling.hpp"
 
@@ -162,6 +163,19 @@ void bind_values(nb::module_& m) {
           "max_tokens"_a, "max_rows"_a, "max_logits"_a, "arrays"_a, "slots"_a, "tables"_a, "table_blocks"_a);
 }
 
+void bind_profile(nb::module_& m) {
+  nb::class_<OpTime>(m, "OpTime")
+      .def_ro("label", &OpTime::label)
+      .def_ro("kernel", &OpTime::kernel)
+      .def_prop_ro("on_bytes", [](const OpTime& self) { return self.unit == Unit::kBytes; })
+      .def_prop_ro("weight_bytes", [](const OpTime& self) { return self.cost.weight_bytes; })
+      .def_prop_ro("kv_bytes", [](const OpTime& self) { return self.cost.kv_bytes; })
+      .def_prop_ro("activation_bytes",
+                   [](const OpTime& self) { return self.cost.activation_bytes; })
+      .def_prop_ro("operations", [](const OpTime& self) { return self.cost.operations; })
+      .def_ro("nanoseconds", &OpTime::nanoseconds);
+}
+
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(
@@ -170,6 +184,7 @@ void bind_program(nb::module_& m) {
             new (self) Program(handle.backend, std::move(inputs), std::move(pools));
           },
           "backend"_a, "inputs"_a, "pools"_a)
+      .def("label", &Program::label, "label"_a)
       .def("embed", &Program::embed, "table"_a, "out"_a, "scale"_a)
       .def("embed_positions", &Program::embed_positions, "table"_a, "out"_a)
       .def("rms_norm", &Program::rms_norm, "x"_a, "norm"_a, "out"_a, "accumulate"_a)
@@ -205,6 +220,12 @@ void bind_program(nb::module_& m) {
           "run",
           [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {
             self.run({tokens, rows, logits});
+          },
+          "tokens"_a, "rows"_a, "logits"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "profile",
+          [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {
+            return self.profile({tokens, rows, logits});
           },
           "tokens"_a, "rows"_a, "logits"_a, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -275,9 +296,16 @@ NB_MODULE(_native, m) {
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
       .def_prop_ro("threads", [](const Handle& self) { return self.backend->threads(); })
       .def(
+          "peak",
+          [](Handle& self, bool on_bytes) {
+            return measure_peak(*self.backend, on_bytes ? Unit::kBytes : Unit::kFloats);
+          },
+          "on_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "close", [](Handle& self) { self.backend->close(); },
           nb::call_guard<nb::gil_scoped_release>());
   bind_values(m);
+  bind_profile(m);
   bind_program(m);
   bind_sampling(m);
 }

@@ -134,6 +134,26 @@ void Experts::run(Pool& pool, int64_t rows, float* scratch, int64_t scratch_stri
   }
 }
 
+Cost Experts::cost(int64_t rows) const {
+  const int64_t top_k = mixture_.routing.top_k;
+  const int64_t width = mixture_.out.width;
+  // Each choice activates its hidden values, and is weighted and added to the row's output.
+  Cost cost{0, 0, rows * (row_bytes(mixture_.x) + 8 * width),
+            rows * top_k * (kGatedOperations * hidden_width_ + 2 * width)};
+  if (rows == 0) return cost;
+  for (size_t e = 0; e < mixture_.down.size(); ++e) {
+    const int64_t chosen = memory_.ends[e] - memory_.starts[e];
+    if (chosen == 0) continue;
+    for (const Matrix* matrix : {&mixture_.gate_up[e], &mixture_.down[e]}) {
+      for (const Part& part : matrix->parts) {
+        cost.weight_bytes += part.panels * part.panel_bytes;
+        cost.operations += 2 * chosen * part.n * part.k;
+      }
+    }
+  }
+  return cost;
+}
+
 void Experts::route(Pool& pool, int64_t rows, float* scratch, int64_t scratch_stride) {
   const Activations& router = mixture_.router;
   const RouteArgs args{router.values,

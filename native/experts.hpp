@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "cost.hpp"
 #include "matrix.hpp"
 #include "products.hpp"
 
@@ -100,6 +101,9 @@ class Experts {
 
   // `scratch` has for each thread, `scratch_stride` apart, room for a row of the router.
   void run(Pool& pool, int64_t rows, float* scratch, int64_t scratch_stride);
+
+  // Of the last run of the program's mixtures, which was this one's: of the experts that it chose.
+  Cost cost(int64_t rows) const;
 
  private:
   // Places [first, last), whole row tiles.

@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
 namespace treadle {
 namespace {
 
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
+int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logits; }
 
 int64_t element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
 
@@ -44,23 +40,31 @@ Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vecto
       vocabulary_(std::numeric_limits<int64_t>::max()),
       positions_(std::numeric_limits<int64_t>::max()) {}
 
+template <class Run, class CostOf>
+void Program::add(std::string kernel, Run&& run, CostOf&& cost, Unit unit) {
+  ops_.push_back({std::forward<Run>(run), std::forward<CostOf>(cost), std::move(kernel), unit,
+                  label_});
+}
+
 void Program::embed(const Matrix& table, const Buffer& out, float scale) {
   const Part& last = table.parts.back();
   vocabulary_ = std::min(vocabulary_, last.column + last.n);
-  ops_.emplace_back([this, table, out = out.data, scale](Pool& pool, const StepSizes& sizes) {
+  const auto run = [this, table, out = out.data, scale](Pool& pool, const StepSizes& sizes) {
     each_row(pool, sizes.tokens, table.k, [&](int64_t first, int64_t last_token) {
       for (int64_t t = first; t < last_token; ++t) {
         read_row(table, inputs_.token_ids[t], scale, out.values + t * out.stride);
       }
     });
-  });
+  };
+  const Cost row{row_bytes(table), 0, row_bytes(out.data), 0};
+  add("embed", run, [row](const StepSizes& sizes) { return row * sizes.tokens; });
 }
 
 void Program::embed_positions(const Matrix& table, const Buffer& out) {
   const Part& last = table.parts.back();
   positions_ = std::min(positions_, last.column + last.n);
   scratch_floats_ = std::max(scratch_floats_, table.k);
-  ops_.emplace_back([this, table, out = out.data](Pool& pool, const StepSizes& sizes) {
+  const auto run = [this, table, out = out.data](Pool& pool, const StepSizes& sizes) {
     each_row_on_thread(pool, sizes.tokens, table.k, [&](int64_t first, int64_t end, int thread) {
       float* row = scratch(thread);
       for (int64_t t = first; t < end; ++t) {
@@ -69,38 +73,52 @@ void Program::embed_positions(const Matrix& table, const Buffer& out) {
         for (int64_t i = 0; i < table.k; ++i) to[i] += row[i];
       }
     });
-  });
+  };
+  const Cost row{row_bytes(table), 0, 2 * row_bytes(out.data), table.k};
+  add("embed_positions", run, [row](const StepSizes& sizes) { return row * sizes.tokens; });
 }
 
-// A kernel that takes each row for itself.
+// A kernel that takes each row for itself; `cost` is that of one row.
 template <class Args>
-void Program::add_row_op(void (*kernel)(const Args&, int64_t, int64_t), const Args& args,
-                         const Buffer& x) {
-  ops_.emplace_back([kernel, args, tokens = x.token_rows, width = x.data.width](
-                        Pool& pool, const StepSizes& sizes) {
-    each_row(pool, tokens ? sizes.tokens : sizes.logits, width,
+void Program::add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
+                         const Args& args, const Buffer& x, const Cost& cost) {
+  const auto run = [kernel, args, tokens = x.token_rows, width = x.data.width](
+                       Pool& pool, const StepSizes& sizes) {
+    each_row(pool, count(tokens, sizes), width,
              [&](int64_t first, int64_t last) { kernel(args, first, last); });
+  };
+  add(name, run, [cost, tokens = x.token_rows](const StepSizes& sizes) {
+    Cost all = cost * count(tokens, sizes);
+    all.weight_bytes = cost.weight_bytes;
+    return all;
   });
 }
 
 void Program::rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate) {
-  add_row_op(kernels_.rms_norm, {x.data, out.data, norm.weight, nullptr, norm.eps, accumulate}, x);
+  const NormArgs args{x.data, out.data, norm.weight, nullptr, norm.eps, accumulate};
+  add_row_op("rms_norm", kernels_.rms_norm, args, x, norm_cost(args, 4));
 }
 
 void Program::layer_norm(const Buffer& x, const Norm& norm, const Buffer& out) {
-  add_row_op(kernels_.layer_norm, {x.data, out.data, norm.weight, norm.bias, norm.eps, false}, x);
+  const NormArgs args{x.data, out.data, norm.weight, norm.bias, norm.eps, false};
+  add_row_op("layer_norm", kernels_.layer_norm, args, x, norm_cost(args, 7));
 }
 
 void Program::linear(const Buffer& x, const Matrix& matrix, const Buffer& out, const float* bias,
                      bool accumulate) {
   for (const Part& part : matrix.parts) {
     const LinearArgs args{part, x.data, out.data.values, out.data.stride, bias, accumulate, false};
-    ops_.emplace_back([this, args, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
-      const int64_t rows = tokens ? sizes.tokens : sizes.logits;
+    const auto run = [this, args, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
+      const int64_t rows = count(tokens, sizes);
       if (rows == 0) return;
       Product product{args, 0, rows};
       run_products(pool, kernels_, &product, 1);
-    });
+    };
+    const auto cost = [args, tokens = x.token_rows](const StepSizes& sizes) {
+      const int64_t rows = count(tokens, sizes);
+      return rows == 0 ? Cost{} : linear_cost(args, rows);
+    };
+    add("linear", run, cost, is_float(part.type) ? Unit::kFloats : Unit::kBytes);
   }
 }
 
@@ -111,7 +129,7 @@ void Program::rope_store(const Buffer& qkv, int64_t heads, const Rope& rope,
                       rope.cos,          rope.sin,          rope.pairs,
                       rope.interleaved,  inputs_.positions, inputs_.slots[place.group],
                       norms,             pools_[place.group].layer(place.layer)};
-  add_row_op(kernels_.rope_store, args, qkv);
+  add_row_op("rope_store", kernels_.rope_store, args, qkv, rope_cost(args));
 }
 
 size_t Program::plan_for(const AttentionShape& shape) {
@@ -145,12 +163,25 @@ void Program::attention(const Buffer& qkv, int64_t heads, const KVPlace& place, 
                            kv,                inputs_.positions,
                            inputs_.table_rows, inputs_.tables[g],
                            inputs_.table_blocks[g], nullptr};
-  ops_.emplace_back([this, args, plan](Pool& pool, const StepSizes&) {
-    run_attention(pool, args, plans_[plan]);
-  });
+  add(
+      "attention",
+      [this, args, plan](Pool& pool, const StepSizes&) {
+        run_attention(pool, args, plans_[plan]);
+      },
+      [this, args](const StepSizes& sizes) { return attention_cost_of(args, sizes); });
   if (!out.data.keep_records) return;
   // A block of 32 may lie across two KV heads, so this waits for all of them.
-  add_row_op(kernels_.quantise, {out.data}, out);
+  const Cost row{0, 0, 4 * out.data.width + row_bytes(out.data), 0};
+  add_row_op("quantise", kernels_.quantise, {out.data}, out, row);
+}
+
+Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const {
+  Cost all{};
+  for (int64_t r = 0; r < sizes.rows; ++r) {
+    const int64_t first = inputs_.row_starts[r];
+    all += attention_cost(args, inputs_.positions[first], inputs_.row_starts[r + 1] - first);
+  }
+  return all;
 }
 
 void Program::run_attention(Pool& pool, const AttentionArgs& shared, const AttentionPlan& plan) {
@@ -176,19 +207,25 @@ void Program::run_attention(Pool& pool, const AttentionArgs& shared, const Atten
 }
 
 void Program::gated(const Buffer& gate_up, Activation activation, const Buffer& out) {
-  add_row_op(kernels_.gated, {gate_up.data, out.data, activation}, gate_up);
+  const Cost row{0, 0, 4 * gate_up.data.width + row_bytes(out.data),
+                 kGatedOperations * out.data.width};
+  add_row_op("gated", kernels_.gated, {gate_up.data, out.data, activation}, gate_up, row);
 }
 
 void Program::activate(const Buffer& x, Activation activation, const Buffer& out) {
-  add_row_op(kernels_.activate, {x.data, out.data, activation}, x);
+  const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data),
+                 (kGatedOperations - 1) * x.data.width};
+  add_row_op("activate", kernels_.activate, {x.data, out.data, activation}, x, row);
 }
 
 void Program::copy(const Buffer& x, const Buffer& out) {
-  add_row_op(kernels_.copy, {x.data, out.data}, x);
+  const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data), 0};
+  add_row_op("copy", kernels_.copy, {x.data, out.data}, x, row);
 }
 
 void Program::softcap(const Buffer& x, float cap) {
-  add_row_op(kernels_.softcap, {x.data, cap}, x);
+  const Cost row{0, 0, 8 * x.data.width, 3 * x.data.width};
+  add_row_op("softcap", kernels_.softcap, {x.data, cap}, x, row);
 }
 
 void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
@@ -196,19 +233,28 @@ void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix>
   Mixture mixture{x.data, router.data, std::move(gate_up), std::move(down), out.data, routing};
   expert_memory_.fit(mixture, x.token_rows ? inputs_.max_tokens : inputs_.max_logits);
   scratch_floats_ = std::max(scratch_floats_, round_up(mixture.experts(), kLanes));
+  const Unit unit = is_float(mixture.down[0].parts[0].type) ? Unit::kFloats : Unit::kBytes;
   const auto experts = std::make_shared<Experts>(std::move(mixture), kernels_, expert_memory_);
-  ops_.emplace_back([this, experts, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
-    experts->run(pool, tokens ? sizes.tokens : sizes.logits, scratch(0), scratch_floats_);
-  });
+  add(
+      "experts",
+      [this, experts, tokens = x.token_rows](Pool& pool, const StepSizes& sizes) {
+        experts->run(pool, count(tokens, sizes), scratch(0), scratch_floats_);
+      },
+      [experts, tokens = x.token_rows](const StepSizes& sizes) {
+        return experts->cost(count(tokens, sizes));
+      },
+      unit);
 }
 
 void Program::select(const Buffer& x, const Buffer& out) {
-  ops_.emplace_back([this, from = x.data, to = out.data](Pool&, const StepSizes& sizes) {
+  const auto run = [this, from = x.data, to = out.data](Pool&, const StepSizes& sizes) {
     for (int64_t l = 0; l < sizes.logits; ++l) {
       std::memcpy(to.values + l * to.stride, from.values + inputs_.logit_tokens[l] * from.stride,
                   static_cast<size_t>(to.width) * sizeof(float));
     }
-  });
+  };
+  const Cost row{0, 0, 8 * x.data.width, 0};
+  add("select", run, [row](const StepSizes& sizes) { return row * sizes.logits; });
 }
 
 void Program::finish() {
@@ -222,68 +268,6 @@ void Program::finish() {
   }
   partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partial));
   expert_memory_.allocate();
-}
-
-void Program::check_group(const StepSizes& sizes, size_t group) const {
-  const KVPool& pool = pools_[group];
-  const int64_t slots = pool.blocks * pool.block_size;
-  const int64_t context = inputs_.table_blocks[group] * pool.block_size;
-  for (int64_t t = 0; t < sizes.tokens; ++t) {
-    require(inputs_.slots[group][t] >= 0 && inputs_.slots[group][t] < slots,
-            "a slot is outside its KV pool");
-    require(inputs_.positions[t] < context, "a position is outside its block table");
-  }
-  for (int64_t r = 0; r < sizes.rows; ++r) {
-    require(inputs_.table_rows[r] >= 0 && inputs_.table_rows[r] < inputs_.max_rows,
-            "a table row is out of range");
-    const int64_t last = inputs_.row_starts[r + 1] - 1;
-    if (last < inputs_.row_starts[r]) continue;
-    const int32_t* table =
-        inputs_.tables[group] + inputs_.table_rows[r] * inputs_.table_blocks[group];
-    // Blocks that no window reaches back to need not exist any more.
-    const int64_t seen = first_seen(inputs_.positions[inputs_.row_starts[r]], windows_[group]);
-    for (int64_t b = seen / pool.block_size; b <= inputs_.positions[last] / pool.block_size; ++b) {
-      require(table[b] >= 0 && table[b] < pool.blocks, "a block table names no block of its pool");
-    }
-  }
-}
-
-void Program::check(const StepSizes& sizes) const {
-  require(sizes.tokens >= 0 && sizes.tokens <= inputs_.max_tokens, "too many tokens for a step");
-  require(sizes.rows >= 0 && sizes.rows <= inputs_.max_rows, "too many rows for a step");
-  require(sizes.logits >= 0 && sizes.logits <= inputs_.max_logits, "too many logits for a step");
-  require(inputs_.row_starts[0] == 0 && inputs_.row_starts[sizes.rows] == sizes.tokens,
-          "row_starts do not cover the tokens");
-  for (int64_t r = 0; r < sizes.rows; ++r) {
-    require(inputs_.row_starts[r] <= inputs_.row_starts[r + 1], "row_starts fall");
-    // Attention alone takes a row's positions from its first.
-    if (plans_.empty()) continue;
-    for (int64_t t = inputs_.row_starts[r] + 1; t < inputs_.row_starts[r + 1]; ++t) {
-      require(inputs_.positions[t] == inputs_.positions[t - 1] + 1,
-              "the positions of a row do not follow each other");
-    }
-  }
-  for (int64_t t = 0; t < sizes.tokens; ++t) {
-    require(inputs_.token_ids[t] >= 0 && inputs_.token_ids[t] < vocabulary_,
-            "a token id is outside the vocabulary");
-    require(inputs_.positions[t] >= 0 && inputs_.positions[t] < positions_,
-            "a position is past the last of the model");
-  }
-  for (int64_t l = 0; l < sizes.logits; ++l) {
-    require(inputs_.logit_tokens[l] >= 0 && inputs_.logit_tokens[l] < sizes.tokens,
-            "logits are asked of a token that the step does not have");
-  }
-  for (size_t group = 0; group < pools_.size(); ++group) check_group(sizes, group);
-}
-
-void Program::run(const StepSizes& sizes) {
-  backend_->with_pool([&](Pool& pool) {
-    check(sizes);
-    for (AttentionPlan& plan : plans_) {
-      plan.make(inputs_.positions, inputs_.row_starts, sizes.rows);
-    }
-    for (const Op& op : ops_) op(pool, sizes);
-  });
 }
 
 }  // namespace treadle

@@ -10,6 +10,7 @@
 
 #include "attention_plan.hpp"
 #include "backend.hpp"
+#include "cost.hpp"
 #include "experts.hpp"
 #include "matrix.hpp"
 
@@ -84,6 +85,8 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
+  // What the ops that follow are part of, for profiles.
+  void label(std::string label) { label_ = std::move(label); }
   void embed(const Matrix& table, const Buffer& out, float scale);
   void embed_positions(const Matrix& table, const Buffer& out);
   void rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate);
@@ -107,14 +110,28 @@ class Program {
   // Throws std::invalid_argument for sizes or indices out of range.
   void run(const StepSizes& sizes);
 
- private:
-  using Op = std::function<void(Pool&, const StepSizes&)>;
+  // The same with the time and cost of each op, in their order.
+  std::vector<OpTime> profile(const StepSizes& sizes);
 
+ private:
+  // What an op costs may be asked when it has run.
+  struct Op {
+    std::function<void(Pool&, const StepSizes&)> run;
+    std::function<Cost(const StepSizes&)> cost;
+    std::string kernel;
+    Unit unit;
+    std::string label;
+  };
+
+  template <class Run, class CostOf>
+  void add(std::string kernel, Run&& run, CostOf&& cost, Unit unit = Unit::kFloats);
+  void prepare(const StepSizes& sizes);
   void check(const StepSizes& sizes) const;
   void check_group(const StepSizes& sizes, size_t group) const;
   template <class Args>
-  void add_row_op(void (*kernel)(const Args&, int64_t, int64_t), const Args& args,
-                  const Buffer& x);
+  void add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
+                  const Args& args, const Buffer& x, const Cost& cost);
+  Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
   void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
   size_t plan_for(const AttentionShape& shape);
   float* scratch(int thread) const { return scratch_.get() + thread * scratch_floats_; }
@@ -124,6 +141,7 @@ class Program {
   StepInputs inputs_;
   std::vector<KVPool> pools_;
   std::vector<Op> ops_;
+  std::string label_;
   std::vector<AttentionPlan> plans_;
   // Per KV group, the largest of the windows that attention has into it.
   std::vector<int64_t> windows_;

@@ -260,6 +260,10 @@ struct Kernels {
   int64_t (*collect_at_least)(const float* weights, int64_t n, float floor, int32_t* ids);
   // The first id from `first` on whose value is above `floor`, or n.
   int64_t (*next_above)(const float* x, int64_t first, int64_t n, float floor);
+  // Multiply-adds of bytes, or of floats, that wait for nothing; how many operations they were.
+  // `sink` takes kLanes floats, so that the work is not for nothing.
+  int64_t (*byte_peak)(int64_t rounds, float* sink);
+  int64_t (*float_peak)(int64_t rounds, float* sink);
 };
 
 }  // namespace treadle

@@ -35,6 +35,8 @@ const Kernels kernels = {
     .sums_at_least = sums_at_least,
     .collect_at_least = collect_at_least,
     .next_above = next_above,
+    .byte_peak = byte_peak,
+    .float_peak = float_peak,
 };
 
 }  // namespace treadle::TREADLE_VARIANT

@@ -46,5 +46,7 @@ void exponentials(const float*, int64_t, float, float, float*, float*);
 void sums_at_least(const float*, int64_t, float, float*);
 int64_t collect_at_least(const float*, int64_t, float, int32_t*);
 int64_t next_above(const float*, int64_t, int64_t, float);
+int64_t byte_peak(int64_t, float*);
+int64_t float_peak(int64_t, float*);
 
 }  // namespace treadle::TREADLE_VARIANT

@@ -151,6 +151,7 @@ class FakeEngine:
             preemptions=0,
             steps=self._num_steps,
             step_tokens=self._num_tokens,
+            paused=self._paused,
         )
 
     def close(self) -> None: ...

@@ -79,8 +79,8 @@ class Served:
 
     def read_until(self, pattern: str) -> str:
         """The first group, once the server has written it to standard error."""
-        assert self.process.stderr is not None
         while not (match := re.search(pattern, self.log)):
+            assert self.process.stderr is not None
             line = self.process.stderr.readline()
             assert line, f"{pattern!r} never came, but: {self.log}"
             self.log += line

@@ -264,6 +264,22 @@ def test_pipelining(server: Served) -> None:
     assert answer.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_http_behind_a_request(server: Served, stream: bool) -> None:
+    """The request is answered whole, then the connection closes."""
+    request = post({**SLOW, "max_tokens": 20, "stream": stream})
+    with connection(server, request) as client:
+        if stream:
+            begun = read_until(client, b"data: ")
+            client.sendall(b"\x16\x03\x01garbage\r\n\r\n")
+        else:
+            begun = b""
+            client.sendall(b"\x16\x03\x01garbage\r\n\r\n")
+        answer = begun + read_all(client)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert (b"data: [DONE]" in answer) if stream else (b'"completion_tokens":20' in answer)
+
+
 def test_pipelining_and_half_closing(server: Served) -> None:
     requests = [post(SLOW), post({"prompt": [1100], "max_tokens": 2})]
     with connection(server, b"".join(requests)) as client:

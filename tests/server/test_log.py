@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.server import fake_engine as script
 from tests.server.served import Served
 from treadle.server.load_log import NOTHING, RequestLog, StatsLog
+from treadle.server.log import say
 from treadle.text.observe import Ended
 from treadle.wire.messages import Stats
 
@@ -127,3 +132,26 @@ def test_silent_where_asked_for(start: Start) -> None:
     served.process.terminate()
     assert served.wait() == 0
     assert "running" not in served.log
+
+
+@pytest.mark.parametrize("broken", ["closed", "full", "none"])
+def test_a_line_that_cannot_be_written_is_lost(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    with open(os.devnull if broken == "closed" else "/dev/full", "w") as stream:
+        if broken == "closed":
+            stream.close()
+        monkeypatch.setattr(sys, "stderr", None if broken == "none" else stream)
+        say("a line")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def test_a_server_whose_reader_is_gone_serves_on(start: Start) -> None:
+    served = start("fake", "0", "512", "--log-requests").wait_ready()
+    assert served.process.stderr is not None
+    served.process.stderr.close()
+    served.process.stderr = None
+    for _ in range(3):
+        assert served.complete([1100], max_tokens=2).status_code == 200

@@ -315,6 +315,15 @@ def test_aborts_and_errors_are_counted_and_gauges_fall(server: Served, now: Now)
     assert after["vllm:kv_cache_usage_perc", ""] == 0
 
 
+def test_who_leaves_before_a_stream_begins_is_no_failure(server: Served, now: Now) -> None:
+    before = now()
+    with server.open_request("/v1/completions", prompt=[script.HOLD], max_tokens=9, stream=True):
+        eventually(lambda: now()["vllm:num_requests_running", ""] == 1)
+    eventually(lambda: now()["vllm:num_requests_running", ""] == 0)
+    key = ("http_requests_total", "/v1/completions,POST,4xx")
+    eventually(lambda: now()[key] == before.get(key, 0.0) + 1)
+
+
 def test_paths_that_clients_invent_do_not_become_labels(server: Served, now: Now) -> None:
     before = now().get(("http_requests_total", "none,GET,4xx"), 0.0)
     for number in range(3):

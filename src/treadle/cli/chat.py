@@ -16,7 +16,7 @@ import click
 from treadle.cli.generate import show
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
 from treadle.cli.sampling import sampling_options, take_params
-from treadle.errors import PromptTooLong, RequestError
+from treadle.errors import InvalidRequest, PromptTooLong, RequestError
 from treadle.wire.sampling_params import SamplingParams
 
 Message = dict[str, str]
@@ -68,6 +68,8 @@ def chat(
 
 def converse(answerer: Answerer, system: str | None) -> int:
     """Read turns until the input ends; the exit status, 1 if any turn found no answer."""
+    if sys.stdin is None:
+        raise InvalidRequest("there is no standard input to read the conversation from")
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     history = list(opening)
     answered = True

@@ -13,6 +13,7 @@ import msgspec
 
 from treadle.cli.options import ENGINE_SECTIONS, settings_options
 from treadle.cli.sampling import sampling_options, take_params
+from treadle.errors import InvalidRequest
 
 RAW_MAX_TOKENS = 128
 
@@ -57,7 +58,7 @@ class _Report(msgspec.Struct):
 @settings_options(*ENGINE_SECTIONS, without=("model", "served_model_name"))
 def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any) -> None:
     """Answer PROMPT; '-' reads it from standard input."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     # A text that is merely continued need not have an end.
     params = take_params(given, temperature=0.0, max_tokens=RAW_MAX_TOKENS if raw else None)
     began = time.monotonic()
@@ -72,6 +73,12 @@ def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any)
             click.echo(msgspec.json.encode(report).decode())
         else:
             show(piece.text for piece in pieces)
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:  # the shell closed it
+        raise InvalidRequest("there is no standard input to read the prompt from")
+    return sys.stdin.read()
 
 
 def show(pieces: Iterable[str]) -> str:

@@ -5,23 +5,24 @@ are one line on standard error and exit status 1, wrong usage is 2. Prints no tr
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
 
 import click
 
+from treadle.cli.group import Commands
 from treadle.errors import TreadleError
 
 COMMANDS = {
+    "bench": "treadle.cli.bench",
     "chat": "treadle.cli.chat",
     "doctor": "treadle.cli.doctor",
     "generate": "treadle.cli.generate",
     "pull": "treadle.cli.pull",
     "serve": "treadle.cli.serve",
 }
-"""Command → the module that defines a click command of that name."""
+"""Command → the module that defines a click command named like the module."""
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
@@ -29,23 +30,9 @@ EXIT_INTERRUPTED = 130
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
-class Commands(click.Group):
-    """A group whose members live in modules of their own, imported one by one."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Commands, members=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="treadle", prog_name="treadle")
 def treadle() -> None:
     """Run and serve language models."""

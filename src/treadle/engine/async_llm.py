@@ -51,7 +51,6 @@ class AsyncLLM:
         weakref.finalize(self, self._session.stop).atexit = False
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
-        self._paused = False
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -143,22 +142,22 @@ class AsyncLLM:
         """Start no further step until `resume_generation`; requests may still arrive, and wait.
 
         "abort" ends the running ones first, "wait" lets them end, "keep" freezes them, and with
-        them the prefix cache, which is forgotten otherwise unless `clear_cache` is false.
+        them the prefix cache, which is forgotten otherwise unless `clear_cache` is false. A "wait"
+        that is cancelled goes on; one that `resume_generation` ends raises InvalidRequest.
         """
         if mode not in ("abort", "wait", "keep"):
             raise InvalidRequest(f"mode is {mode!r}; it must be abort, wait or keep", param="mode")
         frontend = self._session.frontend()
-        self._paused = True
-        await frontend.pause(mode)
+        if not await frontend.pause(mode):
+            raise InvalidRequest("the pause was ended while it waited for running requests")
         if clear_cache and mode != "keep":
             await frontend.reset_cache()
 
     async def resume_generation(self) -> None:
         await self._session.frontend().resume()
-        self._paused = False
 
     async def is_paused(self) -> bool:
-        return self._paused
+        return self._session.frontend().paused
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing forgotten, while requests run."""

@@ -5,6 +5,7 @@ The only place that knows every part. Each phase is reported when it ends, with 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
 from treadle.errors import StartError
-from treadle.kernels.ops import Backend, StepInputs, StepLimits
+from treadle.kernels.ops import Backend, Program, StepInputs, StepLimits
 from treadle.models.card import ModelCard
 from treadle.models.loader import Model, load_model, read_card
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
@@ -37,6 +38,33 @@ MAX_SCORES = 64
 best; each takes a row of logits, a megabyte where the vocabulary is largest."""
 
 Report = Callable[[Progress], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What an engine is put together from. Whoever measures gets hold of a part here, before it is
+    an engine's own."""
+
+    card: ModelCard
+    resolved: Resolved
+    backend: Backend
+    program: Program
+    runner: Runner
+    scheduler: Scheduler[Request]
+    kv: KVCache
+    fence: Fence
+
+    def engine(self) -> Engine:
+        depth = self.resolved.overlap_depth
+        served = Served(
+            vocab_size=self.card.vocab_size,
+            max_model_len=self.resolved.max_model_len,
+            eos_token_ids=self.card.eos_ids,
+            overlap_depth=depth,
+            resolved=msgspec.to_builtins(self.resolved),
+        )
+        executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
+        return Engine(served, self.scheduler, self.kv, self.fence, executor)
 
 
 class _Phases:
@@ -56,6 +84,11 @@ class _Phases:
 
 def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine:
     """Raises StartError when the setting, the machine or the model file does not fit."""
+    return build_parts(settings, path, report).engine()
+
+
+def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
+    """All of an engine; raises as `build_engine` does."""
     try:
         return _build(settings, path, _Phases(report))
     except MemoryError:
@@ -65,7 +98,7 @@ def build_engine(settings: EngineSettings, path: Path, report: Report) -> Engine
         ) from None
 
 
-def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Engine:
+def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
     with phases.phase("configure") as details:
         card = read_card(path)
         resolved = resolve(settings, model_facts(card), detect_hardware())
@@ -76,11 +109,11 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Engine:
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
         details.extend(card.notes)
     with phases.phase("allocate KV") as details:
-        engine = _assemble(resolved, model, backend)
+        parts = _assemble(resolved, model, backend)
         capacity = max(n * resolved.block_size for n in resolved.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {resolved.block_size}")
         details.append(resolved.reasons["num_blocks"].sentence)
-    return engine
+    return parts
 
 
 def model_facts(card: ModelCard) -> ModelFacts:
@@ -112,7 +145,7 @@ def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
     return NativeBackend(threads=resolved.threads, isa=runtime.isa)
 
 
-def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
+def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     card = model.card
     specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
     row_blocks = -(-resolved.max_model_len // resolved.block_size)
@@ -135,17 +168,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Engine:
     scheduler: Scheduler[Request] = Scheduler(
         Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores), Fcfs(), kv, fence
     )
-    served = Served(
-        vocab_size=card.vocab_size,
-        max_model_len=resolved.max_model_len,
-        eos_token_ids=card.eos_ids,
-        overlap_depth=resolved.overlap_depth,
-        resolved=msgspec.to_builtins(resolved),
-    )
-    executor: Executor = (
-        ThreadExecutor(runner) if resolved.overlap_depth else InlineExecutor(runner)
-    )
-    return Engine(served, scheduler, kv, fence, executor)
+    return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 
 
 def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:

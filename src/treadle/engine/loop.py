@@ -140,7 +140,7 @@ class Engine:
             preemptions=counters.preemptions,
             steps=self._fence.next_step - 1,
             step_tokens=counters.computed_tokens,
-            paused=not self._gate.is_open,
+            paused=self._gate.is_shut,
         )
 
     def close(self) -> None:

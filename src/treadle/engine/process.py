@@ -27,7 +27,7 @@ import msgspec
 from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
 from treadle.wire.channel import Address, EngineChannel, EngineEnd
-from treadle.wire.messages import Bye, Failed, FromEngine, Progress, Ready, Stats, ToEngine
+from treadle.wire.messages import Bye, Done, Failed, FromEngine, Progress, Ready, Stats, ToEngine
 
 STATS_EVERY_S = 0.2
 """Gauges are as old as this; what looks at them, an autoscaler say, looks less often."""
@@ -165,17 +165,20 @@ class EngineService:
             self._engine.handle(message)
         news = self._engine.step()
         # Stats first: whoever sees the end of an answer finds it counted.
-        self._send([*self._due_stats(was_busy=was_busy or bool(messages)), *news])
+        is_asked = any(isinstance(message, Done) for message in news)
+        due = self._due_stats(was_busy=was_busy or bool(messages), is_asked=is_asked)
+        self._send([*due, *news])
         return any(isinstance(message, Bye) for message in messages)
 
     def _send(self, messages: Sequence[FromEngine]) -> None:
         if messages:
             self._channel.send(messages)
 
-    def _due_stats(self, *, was_busy: bool) -> list[Stats]:
+    def _due_stats(self, *, was_busy: bool, is_asked: bool) -> list[Stats]:
+        """Whoever had the engine pause or go on finds it told as well."""
         became_idle = was_busy and not self._engine.has_work
         now = time.monotonic()
-        if not became_idle and now - self._stats_at < STATS_EVERY_S:
+        if not (became_idle or is_asked) and now - self._stats_at < STATS_EVERY_S:
             return []
         self._stats_at = now
         return [self._engine.stats()]

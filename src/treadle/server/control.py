@@ -57,7 +57,6 @@ class Control:
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._paused = False
         self._pause_body = msgspec.json.Decoder(PauseRequest)
 
     def endpoints(self) -> list[Endpoint]:
@@ -144,18 +143,18 @@ class Control:
 
     async def _resumes(self, request: Request) -> Response:
         del request
-        await self._resume()
+        await self._frontend.resume()
         return json_response(Status("resumed"))
 
     async def _continues_generation(self, request: Request) -> Response:
         del request
-        await self._resume()
+        await self._frontend.resume()
         return json_response(Message("Generation goes on."))
 
     async def _is_paused(self, request: Request) -> Response:
         del request
         self._frontend.window  # noqa: B018 (raises unless requests are served)
-        return json_response(IsPaused(self._paused))
+        return json_response(IsPaused(self._frontend.paused))
 
     async def _resets(self, request: Request) -> Response:
         if decode_query(ResetQuery, request).reset_running_requests:
@@ -173,11 +172,6 @@ class Control:
     async def _pause(self, mode: Mode) -> None:
         if not await self._frontend.pause(mode):
             raise InvalidRequest("the pause was ended while it waited for running requests")
-        self._paused = True
-
-    async def _resume(self) -> None:
-        await self._frontend.resume()
-        self._paused = False
 
     async def _forget(self) -> None:
         if not await self._frontend.reset_cache():

@@ -115,6 +115,8 @@ class Connection(HttpToolsProtocol):
         """Sent since the head began to be unfinished."""
         self._has_sent = False
         self._is_half_closed = False
+        self._is_deaf = False
+        """What comes now is not HTTP; the request before it still gets its answer."""
 
     def connection_made(self, transport: Any) -> None:
         others = len(self.connections)
@@ -126,7 +128,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(503, "there are too many connections; try again soon")
 
     def data_received(self, data: bytes) -> None:
-        if self._phase == "linger":
+        if self._phase == "linger" or self._is_deaf:
             return
         self._has_sent = True
         if self._phase == "idle":
@@ -138,7 +140,7 @@ class Connection(HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError:
             if self._head_bytes <= MAX_HEAD_BYTES:
-                self._refuse(400, "this is not a valid HTTP request")
+                self._refuse_bytes()
         if max(self._head_bytes, self._unfinished_bytes) > MAX_HEAD_BYTES:
             self._refuse(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
 
@@ -278,6 +280,15 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*head, b"", body]))
         self._enter("linger")
         self.transport.write_eof()
+
+    def _refuse_bytes(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and not self.cycle.more_body and not self.pipeline:
+            self._is_deaf = True
+            self._enter("answer")
+            self.cycle.keep_alive = False
+        else:
+            self._refuse(400, "this is not a valid HTTP request")
 
     def _probe(self, delay_s: float) -> None:
         """Send what means nothing, until the answer begins: one who has gone resets the

@@ -15,6 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 LEFT_OUT = frozenset({"/health", "/live", "/load", "/metrics", "/ping", "/version"})
 
+CLIENT_CLOSED = 499
+"""Where nothing was answered, since nobody was there any more."""
+
 UNKNOWN = "none"
 """The handler of paths that no route has: names that clients make up must not become labels."""
 
@@ -51,7 +54,7 @@ class HttpMetrics:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 500
+        status = 0
         began = time.monotonic()
 
         async def watch(message: Message) -> None:
@@ -62,8 +65,9 @@ class HttpMetrics:
 
         try:
             await self._app(scope, receive, watch)
+            status = status or CLIENT_CLOSED
         finally:
-            self._count(scope, status, time.monotonic() - began)
+            self._count(scope, status or 500, time.monotonic() - began)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         handler = _path_of(self._app.routes, scope)

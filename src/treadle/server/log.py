@@ -5,13 +5,18 @@ Imports next to nothing: the first line is written before the engine's process i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"treadle: {text}\n")
-    sys.stderr.flush()
+    """A line that cannot be written is lost: a full disk or a reader that is gone must not end a
+    server."""
+    line = " ".join(text.splitlines()) if text.count("\n") == 1 else text
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or none at all
+        sys.stderr.write(f"treadle: {line}\n")
+        sys.stderr.flush()
 
 
 def adopt_libraries() -> None:

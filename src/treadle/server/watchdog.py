@@ -42,10 +42,9 @@ class Watchdog:
     def tick(self, seconds: float) -> bool:
         """Whether the engine is stuck, after a tick that took so long."""
         frontend = self._frontend
-        paused = frontend.stats is not None and frontend.stats.paused
         moved = frontend.num_signs != self._seen
         self._seen = frontend.num_signs
-        if moved or paused or not frontend.num_open or not frontend.has_engine:
+        if moved or frontend.paused or not frontend.num_open or not frontend.has_engine:
             self._stuck_s = 0.0
         else:
             self._stuck_s += min(seconds, 2 * self._tick_s)

@@ -140,6 +140,11 @@ class Frontend:
         with "wait" it has not if somebody resumes meanwhile."""
         return await self._call(lambda call: Pause(call, mode))
 
+    @property
+    def paused(self) -> bool:
+        """As the engine has it: also where nobody waited for the end of a pause's call."""
+        return self.stats is not None and self.stats.paused
+
     async def resume(self) -> bool:
         return await self._call(Resume)
 

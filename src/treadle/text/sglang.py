@@ -270,7 +270,11 @@ class in_native_words:  # noqa: N801 (read as a phrase)
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, RequestError):
             pattern = r"\b(" + "|".join(NATIVE_NAMES) + r")\b"
-            error.message = re.sub(pattern, lambda match: NATIVE_NAMES[match[0]], error.message)
+            parts = re.split(r"('[^']*')", error.message)  # what is quoted is the client's own
+            parts[::2] = [
+                re.sub(pattern, lambda match: NATIVE_NAMES[match[0]], part) for part in parts[::2]
+            ]
+            error.message = "".join(parts)
             error.args = (error.message,)
             error.param = error.param and NATIVE_NAMES.get(error.param, error.param)
 

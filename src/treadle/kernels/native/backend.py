@@ -53,6 +53,11 @@ class NativeBackend:
     def recorder(self, inputs: StepInputs, pools: Sequence[KVPool]) -> NativeRecorder:
         return NativeRecorder(self._handle, inputs, pools)
 
+    def peak(self, *, on_bytes: bool) -> float:
+        """Operations per second of all threads when nothing is fetched: multiply-adds of bytes, or
+        of floats."""
+        return self._handle.peak(on_bytes)
+
     def close(self) -> None:
         """Stop and join the threads; safe to call twice."""
         self._handle.close()

@@ -17,3 +17,10 @@ class NativeProgram:
     def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
         self._program.run(num_tokens, num_rows, num_logits)
         return self._logits[:num_logits]
+
+    def profile(
+        self, num_tokens: int, num_rows: int, num_logits: int
+    ) -> tuple[FloatArray, list[_native.OpTime]]:
+        """`run`, and what each op took and had to do, in their order."""
+        times = self._program.profile(num_tokens, num_rows, num_logits)
+        return self._logits[:num_logits], times

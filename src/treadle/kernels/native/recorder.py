@@ -72,6 +72,9 @@ class NativeRecorder:
     def operand(self, rows: Rows, matrix: Matrix) -> NativeBuffer:
         return self._allocate(rows, matrix.k, matrix.forms)
 
+    def label(self, name: str) -> None:
+        self._program.label(name)
+
     def embed(self, table: Matrix, out: Buffer, *, scale: float = 1.0) -> None:
         to = self._embedding(table, out)
         self._program.embed(self._matrix(table), to.placed, scale)

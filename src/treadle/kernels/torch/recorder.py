@@ -70,6 +70,9 @@ class TorchRecorder:
     def operand(self, rows: Rows, matrix: Matrix) -> TorchBuffer:
         return self._allocate(rows, matrix.k, matrix.forms)
 
+    def label(self, name: str) -> None:
+        """Nothing here makes profiles."""
+
     def embed(self, table: Matrix, out: Buffer, *, scale: float = 1.0) -> None:
         assert isinstance(table, TorchMatrix)
         assert out.width == table.k

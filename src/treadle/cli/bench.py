@@ -1,0 +1,21 @@
+"""`treadle bench`: what is measured, one module per subcommand. Measures nothing itself."""
+
+from __future__ import annotations
+
+import click
+
+from treadle.cli.group import Commands
+
+MEMBERS = {
+    "latency": "treadle.cli.bench_latency",
+    "profile": "treadle.cli.bench_profile",
+    "serve": "treadle.cli.bench_serve",
+    "startup": "treadle.cli.bench_startup",
+    "throughput": "treadle.cli.bench_throughput",
+}
+"""Subcommand → the module that defines a click command named like the module."""
+
+
+@click.command(cls=Commands, members=MEMBERS)
+def bench() -> None:
+    """Measure the engine, or any OpenAI-compatible server."""
