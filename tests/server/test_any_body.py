@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.server import fake_engine as script
 from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.server.app import create_app
+from treadle.server.info import Configuration
 from treadle.server.metrics import Metrics
-from treadle.server.probes import Configuration
 from treadle.server.schema.chat import ChatRequest
 from treadle.server.schema.completions import CompletionRequest
 from treadle.text.frontend import Frontend

@@ -26,12 +26,8 @@ from typing import Any
 import msgspec
 
 from treadle.bench.report import Spread, end_of, heading, lines_of, spread, table
-from treadle.bench.startup_child import Marks
+from treadle.bench.startup_child import NUM_TOKENS, PROMPT, Marks
 from treadle.errors import EngineError
-
-NUM_TOKENS = 8
-
-PROMPT = "1, 2, 3, 4, 5,"
 
 _POLL_S = 0.005
 

@@ -17,6 +17,10 @@ import sys  # noqa: E402
 
 import msgspec  # noqa: E402
 
+NUM_TOKENS = 8
+
+PROMPT = "1, 2, 3, 4, 5,"
+
 
 class Marks(msgspec.Struct, kw_only=True):
     """Moments of the monotonic clock."""
@@ -30,7 +34,6 @@ class Marks(msgspec.Struct, kw_only=True):
 
 
 def main() -> None:
-    from treadle.bench.startup import NUM_TOKENS, PROMPT
     from treadle.engine.llm import LLM
     from treadle.wire.sampling_params import SamplingParams
 

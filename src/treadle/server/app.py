@@ -13,11 +13,12 @@ from treadle.errors import TreadleError
 from treadle.server.access import guards
 from treadle.server.control import Control
 from treadle.server.errors import on_bug, on_http_error, on_treadle_error
+from treadle.server.info import Configuration, Info
 from treadle.server.metrics import Metrics
 from treadle.server.native import Native
 from treadle.server.openai import OpenAI
 from treadle.server.openapi import Description
-from treadle.server.probes import Configuration, Probes
+from treadle.server.probes import Probes
 from treadle.server.request_id import EchoRequestId
 from treadle.server.route import Endpoint
 from treadle.server.stream import ClientGone
@@ -31,7 +32,8 @@ CLIENT_CLOSED = 499
 def create_app(frontend: Frontend, metrics: Metrics, configuration: Configuration) -> Starlette:
     server = configuration.server
     endpoints: list[Endpoint] = [
-        *Probes(frontend, metrics, configuration).endpoints(),
+        *Probes(frontend, metrics, server.health_generate_timeout).endpoints(),
+        *Info(frontend, configuration).endpoints(),
         *OpenAI(frontend, server).endpoints(),
         *Native(frontend, incremental=server.incremental_streaming_output).endpoints(),
         *Tokens(frontend).endpoints(),

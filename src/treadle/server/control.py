@@ -153,7 +153,7 @@ class Control:
 
     async def _is_paused(self, request: Request) -> Response:
         del request
-        self._frontend.window  # noqa: B018 (raises unless requests are served)
+        self._frontend.require_ready()
         return json_response(IsPaused(self._frontend.paused))
 
     async def _resets(self, request: Request) -> Response:

@@ -27,11 +27,11 @@ from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
 from treadle.server.http import Http
 from treadle.server.http_metrics import HttpMetrics
+from treadle.server.info import Configuration
 from treadle.server.listen import url_of
 from treadle.server.load_log import RequestLog, StatsLog
 from treadle.server.log import adopt_libraries, say
 from treadle.server.metrics import Metrics
-from treadle.server.probes import Configuration
 from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text

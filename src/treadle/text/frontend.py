@@ -94,7 +94,7 @@ class Frontend:
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
         await self._settled.wait()
-        return self._require_ready()[1]
+        return self.require_ready()[1]
 
     def set_text(self, text: ModelText) -> None:
         self._text = text
@@ -103,12 +103,12 @@ class Frontend:
     @property
     def text(self) -> ModelText:
         """Tokenizer and template; raises while requests are not served."""
-        return self._require_ready()[0]
+        return self.require_ready()[0]
 
     @property
     def window(self) -> Ready:
         """The engine's limits; raises while requests are not served."""
-        return self._require_ready()[1]
+        return self.require_ready()[1]
 
     @property
     def has_engine(self) -> bool:
@@ -174,7 +174,7 @@ class Frontend:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids of a prompt. A text that cannot fit, however it is cut into tokens, is refused
         unread: reading megabytes would hold up everybody. Callable from any thread."""
-        model, engine = self._require_ready()
+        model, engine = self.require_ready()
         limit = min(engine.max_model_len, engine.kv_capacity_tokens)
         if len(text) > limit:
             num_least = -(-len(text) // model.tokenizer.longest_token)
@@ -188,7 +188,7 @@ class Frontend:
 
     def check(self, prompt: list[int], params: SamplingParams) -> Accepted:
         """Raise what is wrong with a request, or accept it; its longest answer is then known."""
-        text, engine = self._require_ready()
+        text, engine = self.require_ready()
         return check(prompt, params, engine, text.tokenizer)
 
     async def generate(
@@ -237,7 +237,8 @@ class Frontend:
         """How many answers the engine computes at once, if it has said so."""
         return None if self._engine is None else self._engine.resolved.get("max_num_seqs")
 
-    def _require_ready(self) -> tuple[ModelText, Ready]:
+    def require_ready(self) -> tuple[ModelText, Ready]:
+        """Both sides of what serves requests; raises while it does not."""
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # raised many times
         if self._text is None or self._engine is None:
@@ -268,7 +269,7 @@ class Frontend:
                 self._calls.settle(message)
 
     async def _call(self, make: Callable[[int], ToEngine]) -> bool:
-        self._require_ready()
+        self.require_ready()
         return await self._calls.make(make)
 
     def _is_sign(self, message: FromEngine) -> bool:
