@@ -11,6 +11,8 @@ from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
 
+WORTH_WAITING = 20
+
 
 class Table:
     """A scheduler over one KV group, with its steps settled at once."""
@@ -27,7 +29,7 @@ class Table:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
         self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget, 0), Fcfs(), self.kv, self.fence
+            Limits(rows, budget, 0, WORTH_WAITING), Fcfs(), self.kv, self.fence
         )
         self._serial = 0
 
@@ -151,3 +153,39 @@ def test_no_token_is_planned_beyond_max_tokens() -> None:
     assert len(table.step()) == 1
     assert len(table.step()) == 1
     assert table.step() == []
+
+
+def test_what_arrives_together_and_begins_alike_is_computed_once() -> None:
+    table = Table(blocks=1000, index="radix", budget=100)
+    requests = [table.add(150, first=5000) for _ in range(3)]
+    requests.append(table.add(30, first=5000))
+    assert table.step() == [("r1", 100, False)]
+    assert table.step() == [("r1", 50, True)], "the others wait, though there is room"
+    assert table.step() == [("r1", 1, True), ("r2", 1, True), ("r3", 1, True), ("r4", 1, True)]
+    assert [request.cached_tokens for request in requests] == [0, 149, 149, 29]
+
+
+def test_nobody_waits_where_too_little_is_shared() -> None:
+    for index, first, salts in (
+        ("radix", 5085, ("", "")),  # begins with other tokens
+        ("none", 5000, ("", "")),  # nothing would be found
+        ("radix", 5000, ("", "other")),
+    ):
+        table = Table(blocks=1000, index=index, budget=100)
+        table.add(60, first=5000).cache_salt = salts[0]
+        table.add(60, first=first).cache_salt = salts[1]
+        assert [name for name, _, _ in table.step()] == ["r1", "r2"]
+    table = Table(blocks=1000, index="radix", budget=100)
+    table.add(WORTH_WAITING - 1, first=5000)
+    table.add(WORTH_WAITING - 1, first=5000)
+    assert [name for name, _, _ in table.step()] == ["r1", "r2"]
+
+
+def test_a_wait_ends_where_nothing_is_found_in_the_end() -> None:
+    """Blocks of 32: the last of the other's tokens fill none."""
+    table = Table(blocks=100, block_size=32, index="hashed", budget=100)
+    table.add(60, first=5000)
+    later = table.add(60, first=5000)
+    assert table.step() == [("r1", 60, True)]
+    assert table.step() == [("r1", 1, True), ("r2", 28, True)]
+    assert later.cached_tokens == 32

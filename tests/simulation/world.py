@@ -203,11 +203,12 @@ class World:
         rows: int = 4,
         budget: int = 16,
         scores: int = 3,
+        worth_waiting: int = 3,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
         self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget, scores), Fcfs(), self.kv, self.fence
+            Limits(rows, budget, scores, worth_waiting), Fcfs(), self.kv, self.fence
         )
         self.window = 80
         served = Served(

@@ -51,6 +51,11 @@ class KVCache:
         self._alignment = math.lcm(*(group.block_size for group in groups))
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Whether what one request computes can ever be found by another."""
+        return not any(isinstance(group, NoPrefixCache) for group in self.groups)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens one request alone can hold."""
         return min(group.capacity_tokens for group in self.groups)

@@ -33,6 +33,9 @@ from treadle.schedule.order import Fcfs
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
 
+WORTH_WAITING = 64
+"""Computing fewer tokens twice costs less than the part of a step that stays empty meanwhile."""
+
 MAX_SCORES = 64
 """Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
 best; each takes a row of logits, a megabyte where the vocabulary is largest."""
@@ -165,9 +168,8 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
-    scheduler: Scheduler[Request] = Scheduler(
-        Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores), Fcfs(), kv, fence
-    )
+    bounds = Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores, WORTH_WAITING)
+    scheduler: Scheduler[Request] = Scheduler(bounds, Fcfs(), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 
 

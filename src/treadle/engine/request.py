@@ -45,6 +45,7 @@ class Request:
     times: Times
     num_computed: int = 0
     num_pending: int = 0
+    num_settled: int = 0
     finished: bool = False
     row: int | None = None
     lease: Any = None

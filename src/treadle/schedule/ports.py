@@ -33,6 +33,8 @@ class KVPublished(Protocol):
 class KV(Protocol):
     """See `cache.kv.KVCache`. Matches and leases are opaque here."""
 
+    @property
+    def finds_prefixes(self) -> bool: ...
     def match(self, tokens: Sequence[int], salt: str) -> Any: ...
     def fits(self, match: Any, num_tokens: int) -> bool: ...
     def lease(self, match: Any, salt: str) -> tuple[Any, list[BlockEdit]]: ...
@@ -66,6 +68,8 @@ class Schedulable(Protocol):
     max_tokens: int
     num_computed: int
     num_pending: int
+    num_settled: int
+    """Leading tokens whose KV is there, and has been shown to others as far as it can be."""
     finished: bool
     row: int | None
     lease: Any

@@ -28,6 +28,8 @@ class Limits:
     max_num_batched_tokens: int
     max_scores: int
     """Prompt tokens whose log-probabilities are asked for: each takes a row of logits."""
+    worth_waiting: int
+    """A request waits for another to compute what both begin with, if it is so many tokens."""
 
 
 @dataclasses.dataclass
@@ -91,7 +93,7 @@ class Scheduler(Generic[R]):
         """The work's tokens have KV now: show their blocks to others."""
         if request.row != work.row or request.finished:
             return
-        end = work.start + work.num_tokens
+        end = request.num_settled = work.start + work.num_tokens
         published = self._kv.publish(request.lease, request.tokens, end, decode=work.tokens is None)
         request.edits += published.edits
         if published.surplus:
@@ -156,13 +158,33 @@ class Scheduler(Generic[R]):
                 return
             if draft.room(request, match.num_tokens) == 0:
                 return  # no prompt token more may be scored in this step
+            if self._comes_soon(request, match.num_tokens):
+                return
             self._waiting.pop()
             self._running.append(request)
             self._start(request, match, draft)
 
+    def _comes_soon(self, request: R, num_matched: int) -> bool:
+        """Whether a running request is about to compute more of this prompt than is cached.
+
+        Requests that arrive together then compute it once. The wait ends with the other's chunk:
+        what has settled and still is not found will not be.
+        """
+        end = num_matched + self.limits.worth_waiting
+        if not self._kv.finds_prefixes or end > _reusable(request):
+            return False
+        known, new = request.tokens[:num_matched], request.tokens[num_matched:end]
+        return any(
+            other.num_settled < end <= other.num_prompt
+            and other.cache_salt == request.cache_salt
+            and other.tokens[num_matched:end] == new
+            and other.tokens[:num_matched] == known
+            for other in self._running
+        )
+
     def _start(self, request: R, match: KVMatch, draft: Draft[R]) -> None:
         request.lease, edits = self._kv.lease(match, request.cache_salt)
-        request.num_computed = match.num_tokens
+        request.num_computed = request.num_settled = match.num_tokens
         if request.cached_tokens is None:
             request.cached_tokens = match.num_tokens
             self.counters.prefix_queries += request.num_prompt
