@@ -14,6 +14,9 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+namespace avx512bf16 {
+extern const Kernels kernels;
+}
 #endif
 
 namespace {
@@ -27,6 +30,7 @@ std::vector<const Kernels*> runnable() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kernels);
   if (has_avx512) found.push_back(&avx512::kernels);
   if (has_avx2) found.push_back(&avx2::kernels);
 #endif

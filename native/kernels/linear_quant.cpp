@@ -49,7 +49,7 @@ template <WeightType kType>
   for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
 }
 
-#if TREADLE_VARIANT_NUMBER == 3
+#if TREADLE_VARIANT_NUMBER >= 3
 #include "quant_avx512.hpp"
 #elif TREADLE_VARIANT_NUMBER == 2
 #include "quant_avx2.hpp"

@@ -6,12 +6,12 @@ namespace treadle::TREADLE_VARIANT {
 namespace {
 
 // So many fit the registers, and hide what a step takes.
-constexpr int kByteChains = TREADLE_VARIANT_NUMBER == 3 ? 12 : 4;
+constexpr int kByteChains = TREADLE_VARIANT_NUMBER >= 3 ? 12 : 4;
 constexpr int kFloatChains = kAccumulators;
 constexpr int kOperands = 16;
 constexpr int64_t kVectorBytes = 64;
 
-#if TREADLE_VARIANT_NUMBER == 3
+#if TREADLE_VARIANT_NUMBER >= 3
 
 using Bytes = __m512i;
 using Sums = __m512i;

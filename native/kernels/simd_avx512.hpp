@@ -1,4 +1,4 @@
-// Sixteen lanes in one AVX-512 register. The same functions, and lane by lane the same results, as
+// Sixteen lanes in one AVX-512 register, for both variants that have it. The same functions, and lane by lane the same results, as
 // in the other variants.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include "../types.hpp"
 
-namespace treadle::avx512 {
+namespace treadle::TREADLE_VARIANT {
 namespace {
 
 struct F {
@@ -151,4 +151,4 @@ inline int32_t max_lanes(I a) { return _mm512_reduce_max_epi32(a.v); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 }  // namespace
-}  // namespace treadle::avx512
+}  // namespace treadle::TREADLE_VARIANT

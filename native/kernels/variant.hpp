@@ -8,11 +8,12 @@
 #define TREADLE_VARIANT_portable 1
 #define TREADLE_VARIANT_avx2 2
 #define TREADLE_VARIANT_avx512 3
+#define TREADLE_VARIANT_avx512bf16 4
 #define TREADLE_JOIN2(a, b) a##b
 #define TREADLE_JOIN(a, b) TREADLE_JOIN2(a, b)
 #define TREADLE_VARIANT_NUMBER TREADLE_JOIN(TREADLE_VARIANT_, TREADLE_VARIANT)
 
-#if TREADLE_VARIANT_NUMBER == 3
+#if TREADLE_VARIANT_NUMBER >= 3
 #include "simd_avx512.hpp"
 #elif TREADLE_VARIANT_NUMBER == 2
 #include "simd_avx2.hpp"

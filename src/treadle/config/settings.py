@@ -17,7 +17,7 @@ from treadle.errors import StartError
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
-Isa = Literal["portable", "avx2", "avx512"]
+Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
