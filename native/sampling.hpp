@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "head.hpp"
 
 namespace treadle {
 
@@ -31,9 +32,6 @@ struct SampleRows {
   const float* min_p;
   const double* uniform;
 };
-
-// Chosen where no logit is above -inf.
-constexpr int32_t kNoToken = -1;
 
 struct TopOutputs {
   int64_t num_top;
