@@ -76,6 +76,7 @@ void Program::prepare(const StepSizes& sizes) {
 
 void Program::run(const StepSizes& sizes) {
   backend_->with_pool([&](Pool& pool) {
+    pool.rouse();
     prepare(sizes);
     for (const Op& op : ops_) op.run(pool, sizes);
   });
