@@ -244,5 +244,8 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(json.loads(target.read_text())["ops"]) == 24
     assert run(["bench", "profile", str(path), *small, "--layers"]) == 0
     assert "\nlayer" in capsys.readouterr().out
+    assert run(["bench", "profile", str(path), *small, "--temperature", "1", "--top-p", "0.9"]) == 0
+    assert "1, 0.9" in capsys.readouterr().out
+    assert json.loads(target.read_text())["top_p"] == 0.9
     assert run(["bench", "profile", str(path), "--context", "0"]) == 1
     assert "a decode step needs context" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treadle.kernels.ops import IntArray, StepInputs
+from treadle.kernels.ops import StepInputs
 from treadle.wire.plan import RowWork
 
 
@@ -70,18 +70,12 @@ class RowTables:
         starts = list(itertools.accumulate(counts, initial=0))
         num_tokens = starts[-1]
         inputs.row_starts[: num_rows + 1] = starts
-        rows = inputs.table_rows[:num_rows]
-        rows[:] = [work.row for work in works]
-        positions = inputs.positions[:num_tokens]
-        if num_tokens == num_rows:
-            positions[:] = [work.start for work in works]
-        else:
-            rows = np.repeat(rows, counts)
-            offsets = [work.start - start for work, start in zip(works, starts, strict=False)]
-            positions[:] = np.arange(num_tokens, dtype=np.int32)
-            positions += np.repeat(np.array(offsets, np.int32), counts)
+        inputs.table_rows[:num_rows] = [work.row for work in works]
         self._fill_tokens(works, starts)
-        self._fill_slots(rows, positions)
+        if num_tokens == num_rows:
+            self._fill_single_places(works)
+        else:
+            self._fill_places(works, counts, starts)
         self._fill_logit_tokens(works, starts, logit_rows)
         return num_tokens
 
@@ -93,7 +87,26 @@ class RowTables:
             else:
                 ids[start : start + len(work.tokens)] = work.tokens
 
-    def _fill_slots(self, rows: IntArray, positions: IntArray) -> None:
+    def _fill_single_places(self, works: Sequence[RowWork]) -> None:
+        """Positions and slots where each work is one token: an array operation each would take
+        longer than all of this, as a forward pass leaves nothing of them in the caches."""
+        inputs, count = self._inputs, len(works)
+        inputs.positions[:count] = [work.start for work in works]
+        for group, size in enumerate(self._block_sizes):
+            block_at = inputs.tables[group].item
+            inputs.slots[group][:count] = [
+                block_at(work.row, work.start // size) * size + work.start % size for work in works
+            ]
+
+    def _fill_places(
+        self, works: Sequence[RowWork], counts: Sequence[int], starts: Sequence[int]
+    ) -> None:
+        """Positions and slots."""
+        positions = self._inputs.positions[: starts[-1]]
+        positions[:] = np.arange(starts[-1], dtype=np.int32)
+        offsets = [work.start - start for work, start in zip(works, starts, strict=False)]
+        positions += np.repeat(np.array(offsets, np.int32), counts)
+        rows = np.repeat(self._inputs.table_rows[: len(works)], counts)
         for group, size in enumerate(self._block_sizes):
             blocks = self._inputs.tables[group][rows, positions // size]
             blocks *= size
