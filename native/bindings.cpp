@@ -216,6 +216,7 @@ void bind_program(nb::module_& m) {
            "routing"_a)
       .def("select", &Program::select, "x"_a, "out"_a)
       .def("finish", &Program::finish)
+      .def_prop_ro("bytes", &Program::bytes)
       .def(
           "run",
           [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {

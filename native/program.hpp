@@ -106,6 +106,9 @@ class Program {
   void select(const Buffer& x, const Buffer& out);
   // Allocates what the ops share. No op may follow.
   void finish();
+  // What ops share: allocated when the recording ends, and nothing after that. Buffers, which are
+  // the caller's, are not counted.
+  int64_t bytes() const;
 
   // Throws std::invalid_argument for sizes or indices out of range.
   void run(const StepSizes& sizes);
@@ -149,6 +152,7 @@ class Program {
   int64_t vocabulary_;
   int64_t positions_;
   int64_t scratch_floats_ = 0;
+  int64_t partials_floats_ = 0;
   std::unique_ptr<float[]> scratch_;
   std::unique_ptr<float[]> partials_;
   ExpertMemory expert_memory_;

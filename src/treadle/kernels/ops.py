@@ -167,6 +167,11 @@ class StepInputs:
         ]  # per group [row, block index] -> block
         self.logit_tokens: IntArray = np.zeros(limits.logits, np.int32)  # [L], token index
 
+    @property
+    def memory_bytes(self) -> int:
+        own = (self.token_ids, self.positions, self.row_starts, self.table_rows, self.logit_tokens)
+        return sum(array.nbytes for array in (*own, *self.slots, *self.tables))
+
 
 @dataclasses.dataclass(frozen=True)
 class KVSpec:
@@ -370,6 +375,11 @@ class Recorder(Protocol):
 class Program(Protocol):
     """A recorded forward pass."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """All that it holds beside weights, KV and step inputs, for steps of any size."""
+        ...
+
     def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
         """Run on the current contents of the StepInputs it was recorded with.
 
@@ -430,6 +440,10 @@ class SamplingOps(Protocol):
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
         """Log-sum-exp and the num_top (may be 0) largest logits of the given rows."""
+        ...
+
+    def memory_bytes(self, vocab_size: int) -> int:
+        """What these ops keep to work in, once they have seen such a vocabulary."""
         ...
 
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:

@@ -66,6 +66,10 @@ class NativeSampling:
         )
         return top
 
+    def memory_bytes(self, vocab_size: int) -> int:
+        """Each thread has for every token a weight, an id and a key to sort by."""
+        return self._backend.threads * vocab_size * (4 + 4 + 8)
+
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:
         count = logits.shape[0]
         arrays = [

@@ -27,10 +27,14 @@ def limited_threads(threads: int) -> Iterator[None]:
 class TorchProgram:
     """The ops of one recording; their buffers live as long as it does."""
 
-    def __init__(self, ops: tuple[Op, ...], logits: TorchBuffer, threads: int) -> None:
+    def __init__(
+        self, ops: tuple[Op, ...], logits: TorchBuffer, threads: int, memory_bytes: int
+    ) -> None:
         self._ops = ops
         self._logits = logits
         self._threads = threads
+        self.memory_bytes = memory_bytes
+        """Of its buffers. What PyTorch allocates for an op and gives back is not known before."""
 
     @torch.inference_mode()
     def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
