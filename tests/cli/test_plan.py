@@ -74,6 +74,29 @@ def test_options_change_what_they_say(capsys: pytest.CaptureFixture[str]) -> Non
     assert "No --overhead was given" in planned(capsys, MODEL, "--gpu-memory", "160GB")
 
 
+def test_layers_with_windows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Gemma 3 270M: 15 of 18 layers look back 512 tokens, and there is one KV head."""
+    config = {
+        "model_type": "gemma3_text",
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32768,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    lengths = [option for n in (10, 100, 1000, 10_000) for option in ("--request-tokens", str(n))]
+    text = planned(capsys, str(path), "--gpu-memory", "24GB", "--kv-dtype", "int8", *lengths)
+    assert "18 layers, 1 KV head of 256; 15 look back 512 tokens" in text
+    assert "blocks of 16 among 6 groups of layers, one of them null" in " ".join(text.split())
+    assert text.count("requests at once") == 2, "three lengths have room side by side"
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
 def test_a_gguf_file_by_its_header(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = planned(capsys, str(tiny_llama("q4_0", tmp_path)), "--gpu-memory", "24GB")
     assert "its header" in text

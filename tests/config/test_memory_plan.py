@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.config.worked_examples import example
 from treadle.config.kv_layout import AttentionShape
-from treadle.config.kv_pools import LayerKind, sglang_pool, trtllm_pool, vllm_pool
+from treadle.config.kv_pools import (
+    SGLANG_PAGE,
+    TRTLLM_BLOCK,
+    VLLM_BLOCK,
+    LayerKind,
+    sglang_pool,
+    trtllm_pool,
+    vllm_pool,
+)
 from treadle.config.memory_plan import MemoryPlan, RulePlan, Wish, plan
 from treadle.config.model_shape import (
     LayerShape,
@@ -59,6 +68,23 @@ def test_with_heads_for_all_every_weight_is_somewhere_once(tensor: int, pipeline
     topology = Topology(tensor=tensor, pipeline=pipeline)
     held = sum(stage.weights_bytes for stage in stages_of(shape, topology, "bf16")) * tensor
     assert held == shape.weights_bytes
+
+
+def test_an_even_share_of_weights_that_somebody_knows() -> None:
+    inputs, expected = example("weights_per_gpu")
+    weights = round(inputs["total_params_billion"] * GB) * inputs["bytes_per_value"]
+    assert weights == expected["weights_total_gb"] * GB
+    topology = Topology(tensor=inputs["tensor_parallel"])
+    found = plan(model(), wish(topology=topology, weights_bytes=weights))
+    assert found.weights_bytes == weights
+    assert found.fullest.weights_bytes == expected["weights_per_gpu_gb"] * GB
+
+
+def test_tokens_of_a_block() -> None:
+    _, expected = example("block_granularity")
+    assert expected["vllm_block_size"] == VLLM_BLOCK
+    assert expected["sglang_page_size_cuda"] == SGLANG_PAGE
+    assert expected["trtllm_tokens_per_block"] == TRTLLM_BLOCK
 
 
 def test_heads_that_do_not_suffice_cost_weights_and_kv() -> None:

@@ -22,9 +22,9 @@ _FRACTION = click.FloatRange(min=0, max=1, min_open=True)
 @click.argument("model")
 @click.option("--gpu-memory", metavar="SIZE", help="Of one device: 80GB, 79.6GiB.")
 @click.option("--device", metavar="NAME", help="A known device in place of a size: h100-80gb.")
-@click.option("--tp", default=1, type=_ONE, help="Devices that share each layer.")
-@click.option("--pp", default=1, type=_ONE, help="Stages that layers are dealt out to.")
-@click.option("--ep", default=1, type=_ONE, help="Groups that experts are dealt out to.")
+@click.option("--tp", default=1, type=_ONE, metavar="N", help="Devices that share each layer.")
+@click.option("--pp", default=1, type=_ONE, metavar="N", help="Stages that layers are dealt to.")
+@click.option("--ep", default=1, type=_ONE, metavar="N", help="Groups that experts are dealt to.")
 @click.option(
     "--overhead",
     metavar="SIZE",
@@ -34,16 +34,36 @@ _FRACTION = click.FloatRange(min=0, max=1, min_open=True)
 @click.option("--weights", metavar="SIZE", help="Of the whole model, where you know better.")
 @click.option("--weight-dtype", type=click.Choice(_WEIGHT_FORMATS), help="Default: as they are.")
 @click.option("--kv-dtype", type=click.Choice(_KV_FORMATS), help="Default: as the model computes.")
-@click.option("--max-model-len", type=_ONE, help="Default: the model's window.")
+@click.option("--max-model-len", type=_ONE, metavar="N", help="Default: the model's window.")
 @click.option(
     "--request-tokens",
     multiple=True,
     type=_ONE,
+    metavar="N",
     help="Count requests of this length; may be repeated. Default: 4096 and --max-model-len.",
 )
-@click.option("--gpu-memory-utilization", type=_FRACTION, default=0.92, show_default=True)
-@click.option("--mem-fraction-static", type=_FRACTION, help="Default: by SGLang's reserve.")
-@click.option("--free-gpu-memory-fraction", type=_FRACTION, default=0.9, show_default=True)
+@click.option(
+    "--gpu-memory-utilization",
+    type=_FRACTION,
+    metavar="F",
+    default=0.92,
+    show_default=True,
+    help="vLLM's share of all memory.",
+)
+@click.option(
+    "--mem-fraction-static",
+    type=_FRACTION,
+    metavar="F",
+    help="SGLang's share for weights and KV. Default: what its reserve leaves.",
+)
+@click.option(
+    "--free-gpu-memory-fraction",
+    type=_FRACTION,
+    metavar="F",
+    default=0.9,
+    show_default=True,
+    help="TensorRT-LLM's share of what its trial run leaves.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(model: str, *, as_json: bool, weight_dtype: Any, **given: Any) -> int:
     """Work out weights and KV of MODEL on devices you may not have, by the rules of three engines.

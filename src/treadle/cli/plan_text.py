@@ -18,6 +18,8 @@ from treadle.models.outline import Outline
 
 _WIDTH = 80
 _NAME = 17
+_COLUMNS = 3
+"""Lengths of requests that have room side by side."""
 
 
 def plan_text(outline: Outline, wish: Wish, plan: MemoryPlan) -> str:
@@ -63,7 +65,7 @@ def _heading(outline: Outline, wish: Wish) -> Iterator[str]:
     layer, layers = outline.layers[0], len(outline.layers)
     yield f"{outline.name} ({outline.architecture}), {outline.max_positions:,} tokens of window"
     if layer.value_dim:
-        stored = f"{layer.kv_heads} KV heads of {layer.key_dim}"
+        stored = f"{layer.kv_heads} KV head{_s(layer.kv_heads)} of {layer.key_dim}"
     else:
         stored = f"a latent vector of {layer.key_dim} for keys and values"
     sliding = sorted({one.window for one in outline.layers if one.window is not None})
@@ -93,24 +95,21 @@ def _sizes(outline: Outline, wish: Wish, plan: MemoryPlan) -> Iterator[str]:
     yield f"{'':{_NAME}}{gigabytes(stage.weights_bytes)} {each}"
     in_all = binary(plan.token_bytes(tensor))
     yield f"{'KV of a token':{_NAME}}{binary(stage.token_bytes)} {each}, {in_all} on all"
-    yield from (f"{'':{_NAME}}{line}" for line in _token_terms(outline, wish, plan))
+    yield from _wrapped(_token_terms(outline, wish, plan), " " * _NAME)
     if wish.overhead_bytes:
         overhead = gigabytes(wish.overhead_bytes)
         yield f"{'beside them':{_NAME}}{overhead} a device, as told (--overhead)"
 
 
-def _token_terms(outline: Outline, wish: Wish, plan: MemoryPlan) -> Iterator[str]:
-    layer, stage = outline.layers[0], plan.fullest
-    heads = plan.heads_per_device
-    layers = f"{stage.layers} layers"
+def _token_terms(outline: Outline, wish: Wish, plan: MemoryPlan) -> str:
+    layer, layers = outline.layers[0], f"{plan.fullest.layers} layers"
     if not layer.value_dim:
-        yield f"{layers} × {layer.key_dim} numbers in {wish.kv_format}, the same on every device"
-        return
+        return f"{layers} × {layer.key_dim} numbers in {wish.kv_format}, the same on every device"
     copies = "" if wish.topology.tensor <= layer.kv_heads else ", each on more than one device"
-    dims = f"({layer.key_dim} + {layer.value_dim})"
     scales = " and scales" if wish.kv_format in ("int8", "int4") else ""
-    of = f"{heads} of {layer.kv_heads} KV heads"
-    yield f"{layers} × {of} × {dims} numbers in {wish.kv_format}{scales}{copies}"
+    heads = f"{plan.heads_per_device} of {layer.kv_heads} KV head{_s(layer.kv_heads)}"
+    numbers = f"({layer.key_dim} + {layer.value_dim}) numbers in {wish.kv_format}"
+    return f"{layers} × {heads} × {numbers}{scales}{copies}"
 
 
 def _pools(plan: MemoryPlan) -> Iterator[str]:
@@ -124,14 +123,14 @@ def _pools(plan: MemoryPlan) -> Iterator[str]:
 
 
 def _requests(wish: Wish, plan: MemoryPlan) -> Iterator[str]:
-    lengths = wish.lengths[:3]
-    columns = "".join(f"{f'of {length:,}':>14}" for length in lengths)
-    yield f"{'requests at once':{_NAME}}{columns}{'longest of one':>18}"
-    for rule in plan.rules:
-        if rule.budget is None:
-            continue
-        counts = "".join(f"{rule.requests[length]:>14,}" for length in lengths)
-        yield f"{rule.rule:{_NAME}}{counts}{rule.largest_window:>18,}"
+    for first in range(0, len(wish.lengths), _COLUMNS):
+        lengths = wish.lengths[first : first + _COLUMNS]
+        columns = "".join(f"{f'of {length:,}':>14}" for length in lengths)
+        yield f"{'requests at once':{_NAME}}{columns}{'longest of one':>18}"
+        for rule in plan.rules:
+            if rule.budget is not None:
+                counts = "".join(f"{rule.requests[length]:>14,}" for length in lengths)
+                yield f"{rule.rule:{_NAME}}{counts}{rule.largest_window:>18,}"
 
 
 def _sum(rule: RulePlan) -> Iterator[str]:
@@ -144,13 +143,18 @@ def _sum(rule: RulePlan) -> Iterator[str]:
         yield from _wrapped(str(rule.refused), "  ")
         return
     for index, term in enumerate(rule.budget.terms):
-        yield _term_line(term, first=index == 0)
-    yield f"  {'=':>1}{gigabytes(rule.budget.kv_bytes):>13}  {rule.detail}"
+        yield from _term_line(term, first=index == 0)
+    yield from _line("=", rule.budget.kv_bytes, rule.detail)
 
 
-def _term_line(term: Term, *, first: bool) -> str:
+def _term_line(term: Term, *, first: bool) -> Iterable[str]:
     sign = "-" if term.num_bytes < 0 else " " if first else "+"
-    return f"  {sign}{gigabytes(abs(term.num_bytes)):>13}  {term.name}: {term.how}"
+    return _line(sign, abs(term.num_bytes), f"{term.name}: {term.how}")
+
+
+def _line(sign: str, num_bytes: int, text: str) -> Iterable[str]:
+    lead = f"  {sign}{gigabytes(num_bytes):>13}  "
+    return _wrapped(text, lead, " " * len(lead))
 
 
 def _notes(outline: Outline, wish: Wish) -> Iterator[str]:
@@ -162,7 +166,15 @@ def _notes(outline: Outline, wish: Wish) -> Iterator[str]:
         )
 
 
-def _wrapped(text: str, indent: str = "") -> Iterable[str]:
+def _wrapped(text: str, lead: str = "", indent: str | None = None) -> Iterable[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        text,
+        _WIDTH,
+        initial_indent=lead,
+        subsequent_indent=lead if indent is None else indent,
+        break_on_hyphens=False,
     )
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
