@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -88,6 +90,35 @@ def test_the_header_of_a_gguf_file(weight_type: str, tmp_path: Path) -> None:
     quantised = outline_of(path, "int4")
     assert quantised.embed == outline.embed, "embeddings stay as they are"
     assert quantised.weights.num_bytes < outline_of(path, "int8").weights.num_bytes
+
+
+def test_weights_in_a_type_that_does_not_run_here(tmp_path: Path) -> None:
+    """fp8 with its scales beside it: all of it counts, and goes where its matrix goes."""
+    path = save_tiny("llama", tmp_path)
+    stored = safetensors.torch.load_file(path / "model.safetensors")
+    for name in [name for name in stored if name.endswith("_proj.weight")]:
+        stored[name] = stored[name].to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = torch.ones(1, 1)
+    safetensors.torch.save_file(stored, path / "model.safetensors")
+    outline = outline_of(path)
+    held = sum(tensor.numel() * tensor.element_size() for tensor in stored.values())
+    assert outline.weights.num_bytes == held
+    kv = [t for name, t in stored.items() if re.search(r"layers\.0\..*[kv]_proj\.weight", name)]
+    assert len(kv) == 4
+    size = sum(tensor.numel() * tensor.element_size() for tensor in kv)
+    assert outline.layers[0].weights["kv"].num_bytes == size
+
+
+def test_some_shards_are_no_weights(tmp_path: Path) -> None:
+    """As where a download has ended early: then the configuration says how much there is."""
+    path = save_tiny("llama", tmp_path)
+    whole = outline_of(path)
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    listed = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    outline = outline_of(path)
+    assert outline.source.startswith("config.json")
+    assert outline.weights.values == pytest.approx(whole.weights.values, rel=0.02)
 
 
 def assert_same_kv(outline: Outline, path: Path) -> None:

@@ -21,7 +21,12 @@ from treadle.models.mapped import Extent
 from treadle.models.outline import NOTHING, Amount, LayerOutline, Outline, Share
 from treadle.models.outline_config import outline_from_config
 from treadle.models.outline_facts import MORE_GGUF_KEYS, token_facts
-from treadle.models.safetensors import CONFIG, SafetensorsFolder, read_json_object
+from treadle.models.safetensors import (
+    CONFIG,
+    SafetensorsFolder,
+    holds_all_weights,
+    read_json_object,
+)
 from treadle.models.source import name_of_path
 from treadle.models.weight_formats import WeightFormat, num_bytes
 
@@ -54,7 +59,7 @@ def _of_folder(path: Path, weight_format: WeightFormat | None) -> Outline:
     stated = outline_from_config(config, name=name, weight_format=weight_format)
     # What a packed tensor's values are, only its method knows; so in another format the sizes
     # follow from the configuration.
-    if weight_format is not None or not any(path.glob("model*.safetensors")):
+    if weight_format is not None or not holds_all_weights(path):
         return stated
     with closing(SafetensorsFolder.open(path)) as folder:
         sizes = {name: _size(name, extent) for name, extent in folder.extents().items()}

@@ -94,6 +94,14 @@ class SafetensorsFolder:
         self._tensors.close()
 
 
+def holds_all_weights(path: Path) -> bool:
+    """Whether the directory's weights are there, not its configuration alone, or some shards."""
+    if (path / _WEIGHTS).exists():
+        return True
+    index = path / _INDEX
+    return index.exists() and all((path / name).is_file() for name in _read_index(index).values())
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds; a key that occurs twice is refused."""
     try:
