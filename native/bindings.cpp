@@ -220,6 +220,7 @@ void bind_program(nb::module_& m) {
              Address likeliest) { self.head(x, matrix, logits, cap, at<int32_t>(likeliest)); },
           "x"_a, "matrix"_a, "logits"_a, "cap"_a, "likeliest"_a)
       .def("finish", &Program::finish)
+      .def_prop_ro("bytes", &Program::bytes)
       .def(
           "run",
           [](Program& self, int64_t tokens, int64_t rows, int64_t logits, int64_t likeliest) {

@@ -37,6 +37,8 @@ class ExpertMemory {
  public:
   void fit(const Mixture& mixture, int64_t max_rows);
   void allocate();
+  // What is allocated.
+  int64_t bytes() const;
 
   // Places of a chunk at most, whole row tiles.
   int64_t chunk_places = 0;

@@ -72,6 +72,12 @@ void Head::run(Pool& pool, int64_t logits, int64_t likeliest) {
   }
 }
 
+int64_t Head::bytes() const {
+  const int64_t row = kStripColumns * static_cast<int64_t>(sizeof(float)) +
+                      static_cast<int64_t>(sizeof(Best));
+  return static_cast<int64_t>(bests_.size()) * max_rows_ * row;
+}
+
 Cost Head::cost(int64_t logits, int64_t likeliest) const {
   const int64_t rows = logits + likeliest;
   if (rows == 0) return {};

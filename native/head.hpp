@@ -35,6 +35,9 @@ class Head {
 
   Cost cost(int64_t logits, int64_t likeliest) const;
 
+  // What it holds beside its arguments.
+  int64_t bytes() const;
+
  private:
   // The best of the logits that one thread has seen of a row.
   struct Best {

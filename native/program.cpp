@@ -275,6 +275,7 @@ void Program::head(const Buffer& x, const Matrix& matrix, const Buffer& logits, 
   const HeadArgs args{x.data, logits.data, cap, likeliest};
   const auto head = std::make_shared<Head>(kernels_, args, matrix, inputs_.max_logits,
                                            backend_->threads());
+  head_bytes_ += head->bytes();
   const bool floats = is_float(matrix.parts[0].type);
   add(
       "head",
@@ -288,12 +289,22 @@ void Program::finish() {
   scratch_floats_ = round_up(scratch_floats_, kLanes) + kLanes;
   scratch_ = std::make_unique_for_overwrite<float[]>(
       static_cast<size_t>(scratch_floats_ * backend_->threads()));
-  int64_t partial = 0;
   for (const AttentionPlan& plan : plans_) {
-    partial = std::max(partial, plan.partial_records() * partial_floats(plan.shape().padded_dim));
+    partials_floats_ = std::max(
+        partials_floats_, plan.partial_records() * partial_floats(plan.shape().padded_dim));
   }
-  partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partial));
+  partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partials_floats_));
   expert_memory_.allocate();
+}
+
+int64_t Program::bytes() const {
+  int64_t total = expert_memory_.bytes() + head_bytes_ + static_cast<int64_t>(sizeof(float)) *
+                      (scratch_floats_ * backend_->threads() + partials_floats_);
+  for (const AttentionPlan& plan : plans_) {
+    total += static_cast<int64_t>(plan.items().capacity() * sizeof(AttentionItem) +
+                                  plan.combines().capacity() * sizeof(CombineItem));
+  }
+  return total;
 }
 
 }  // namespace treadle

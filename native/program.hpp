@@ -112,6 +112,9 @@ class Program {
             int32_t* likeliest);
   // Allocates what the ops share. No op may follow.
   void finish();
+  // What ops share: allocated when the recording ends, and nothing after that. Buffers, which are
+  // the caller's, are not counted.
+  int64_t bytes() const;
 
   // Throws std::invalid_argument for sizes or indices out of range.
   void run(const StepSizes& sizes);
@@ -160,9 +163,11 @@ class Program {
   int64_t positions_;
   bool finds_likeliest_ = false;
   int64_t scratch_floats_ = 0;
+  int64_t partials_floats_ = 0;
   std::unique_ptr<float[]> scratch_;
   std::unique_ptr<float[]> partials_;
   ExpertMemory expert_memory_;
+  int64_t head_bytes_ = 0;
 };
 
 }  // namespace treadle

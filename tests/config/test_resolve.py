@@ -73,6 +73,21 @@ def test_kv_takes_half_of_what_is_left() -> None:
     assert "202 MiB" in resolved.reasons["num_blocks"].sentence
 
 
+def test_what_a_step_takes_is_not_for_kv() -> None:
+    small = msgspec.structs.replace(MACHINE, available_bytes=300 * 2**20)
+    resolved = [
+        resolve(EngineSettings(), msgspec.structs.replace(FACTS, step_bytes=step), small)
+        for step in (None, 20 * 2**20, 40 * 2**20)
+    ]
+    block_bytes = 11520 * 2 * 16
+    assert [found.num_blocks for found in resolved] == [
+        ((300 - 98 - step) * 2**20 // 2 // block_bytes,) for step in (0, 20, 40)
+    ]
+    sentences = [found.reasons["num_blocks"].sentence for found in resolved]
+    assert sentences[1].endswith("leaves beside the weights and 20 MiB for a step")
+    assert len(set(sentences)) == 3
+
+
 def test_what_cannot_hold_is_one_sentence() -> None:
     def start(settings: EngineSettings, machine: Hardware = MACHINE) -> None:
         resolve(settings, FACTS, machine)

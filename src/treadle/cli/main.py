@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "treadle.cli.chat",
     "doctor": "treadle.cli.doctor",
     "generate": "treadle.cli.generate",
+    "plan": "treadle.cli.plan",
     "pull": "treadle.cli.pull",
     "serve": "treadle.cli.serve",
 }

@@ -46,6 +46,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The window it was made for, in tokens."""
     kv_groups: tuple[KVGroupFacts, ...]
     weights_bytes: int
+    step_bytes: int | None = None
+    """What the largest step takes beside weights and KV, as the trial before KV is allocated
+    measured it; None before the trial."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -207,12 +210,15 @@ def _num_blocks(
                 f"kv_cache_memory_bytes is {asked}; this machine has {hardware.memory_bytes}"
             )
         return divide(asked, demands), "argument", f"{_size(asked)} asked for"
-    free = hardware.available_bytes - facts.weights_bytes
+    step = facts.step_bytes or 0
+    free = hardware.available_bytes - facts.weights_bytes - step
     share = int(_KV_SHARE * free)
+    beside = f"the weights and {_size(step)} for a step" if step else "the weights"
     if share <= 0:
         raise StartError(
             f"{_size(hardware.available_bytes)} of memory are free ({hardware.available_from}),"
-            f" the weights need {_size(facts.weights_bytes)}: nothing is left for KV"
+            f" the weights need {_size(facts.weights_bytes)} and a step of"
+            f" {running.max_num_batched_tokens} tokens {_size(step)}: nothing is left for KV"
         )
     useful = useful_bytes(demands)
     if useful <= share:
@@ -220,7 +226,7 @@ def _num_blocks(
         requests = f"{running.num_seqs} running requests × {running.max_model_len} tokens"
         return blocks, "limit", f"{requests} take {_size(useful)}, all that can be used"
     sentence = f"{_KV_SHARE:.0%} of the {_size(free)} that {hardware.available_from} leaves"
-    return divide(share, demands), "hardware", f"{sentence} beside the weights"
+    return divide(share, demands), "hardware", f"{sentence} beside {beside}"
 
 
 def _size(num_bytes: int) -> str:

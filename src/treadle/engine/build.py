@@ -16,14 +16,16 @@ import msgspec
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.byte_size import binary
 from treadle.config.hardware import detect_hardware
 from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
 from treadle.config.settings import EngineSettings, RuntimeSettings
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
+from treadle.engine.trial import measure_step_bytes
 from treadle.errors import StartError
-from treadle.kernels.ops import Backend, Program, StepInputs, StepLimits
+from treadle.kernels.ops import Backend, KVSpec, Program, StepInputs, StepLimits
 from treadle.models.card import ModelCard
 from treadle.models.loader import Model, load_model, read_card
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
@@ -103,8 +105,9 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
     with phases.phase("configure") as details:
-        card = read_card(path)
-        resolved = resolve(settings, model_facts(card), detect_hardware())
+        card, machine = read_card(path), detect_hardware()
+        facts = model_facts(card)
+        resolved = resolve(settings, facts, machine)
         backend = build_backend(settings.runtime, resolved)
         details.append(backend.description)
     with phases.phase("load weights") as details:
@@ -112,6 +115,12 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
         details.extend(card.notes)
     with phases.phase("allocate KV") as details:
+        tokens = resolved.max_num_batched_tokens
+        step_bytes = measure_step_bytes(model, backend, *_bounds(resolved, card))
+        details.append(f"a step of {tokens} tokens takes {binary(step_bytes)}")
+        # Only how much KV there is depends on the measurement.
+        facts = msgspec.structs.replace(facts, step_bytes=step_bytes)
+        resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
         capacity = max(n * resolved.block_size for n in resolved.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {resolved.block_size}")
@@ -148,17 +157,22 @@ def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
     return NativeBackend(threads=resolved.threads, isa=runtime.isa)
 
 
-def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
-    card = model.card
+def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], StepLimits]:
+    """What a step's program is recorded for."""
     specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
     row_blocks = -(-resolved.max_model_len // resolved.block_size)
-    scores = min(MAX_SCORES, resolved.max_num_batched_tokens)
     limits = StepLimits(
         tokens=resolved.max_num_batched_tokens,
         rows=resolved.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
-        extra_logits=scores,
+        extra_logits=min(MAX_SCORES, resolved.max_num_batched_tokens),
     )
+    return specs, limits
+
+
+def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
+    card = model.card
+    specs, limits = _bounds(resolved, card)
     inputs = StepInputs(limits)
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, resolved.num_blocks, strict=True)
@@ -168,7 +182,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
-    bounds = Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores, WORTH_WAITING)
+    bounds = Limits(limits.rows, limits.tokens, limits.extra_logits, WORTH_WAITING)
     scheduler: Scheduler[Request] = Scheduler(bounds, Fcfs(), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 

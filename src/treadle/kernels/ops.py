@@ -167,6 +167,11 @@ class StepInputs:
         ]  # per group [row, block index] -> block
         self.logit_tokens: IntArray = np.zeros(limits.logits, np.int32)  # [L], token index
 
+    @property
+    def memory_bytes(self) -> int:
+        own = (self.token_ids, self.positions, self.row_starts, self.table_rows, self.logit_tokens)
+        return sum(array.nbytes for array in (*own, *self.slots, *self.tables))
+
 
 @dataclasses.dataclass(frozen=True)
 class KVSpec:
@@ -374,6 +379,11 @@ class Program(Protocol):
     """A recorded forward pass."""
 
     @property
+    def memory_bytes(self) -> int:
+        """All that it holds beside weights, KV and step inputs, for steps of any size."""
+        ...
+
+    @property
     def likeliest(self) -> IntArray:
         """[L]: of the last run's rows without logits, the likeliest tokens, from the front."""
         ...
@@ -442,6 +452,10 @@ class SamplingOps(Protocol):
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
         """Log-sum-exp and the num_top (may be 0) largest logits of the given rows."""
+        ...
+
+    def memory_bytes(self, vocab_size: int) -> int:
+        """What these ops keep to work in, once they have seen such a vocabulary."""
         ...
 
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:

@@ -19,6 +19,7 @@ from treadle.models.config_card import card_from_config, config_family, folder_n
 from treadle.models.decoder import record
 from treadle.models.gguf import GGUFFile
 from treadle.models.gguf_card import card_from_gguf, gguf_family
+from treadle.models.rope import rope_table
 from treadle.models.safetensors import SafetensorsFolder
 from treadle.models.tensors import Expected, TensorNames, TensorPlan, Weights, tensor_plan
 from treadle.models.transforms import concatenated
@@ -43,11 +44,13 @@ class Model:
     def __init__(self, card: ModelCard, weights: Weights, *, positions: int) -> None:
         self.card = card
         self.positions = positions
+        # Tables for a long window take longer than the rest of a recording.
+        self._ropes = [rope_table(rope, positions) for rope in card.ropes]
         self._weights = weights
 
     def record(self, recorder: Recorder) -> Program:
         """Take the forward pass down with a recorder of the backend that packed the weights."""
-        logits = record(self.card, self._weights, recorder, positions=self.positions)
+        logits = record(self.card, self._weights, recorder, self._ropes)
         return recorder.finish(logits)
 
 

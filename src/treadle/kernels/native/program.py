@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from treadle.kernels.native import _native
+from treadle.kernels.native.buffers import NativeBuffer
 from treadle.kernels.ops import FloatArray, IntArray
 
 
@@ -20,6 +23,14 @@ class NativeProgram:
         self._program = program
         self._logits = logits
         self._keep = keep
+
+    @property
+    def memory_bytes(self) -> int:
+        held: dict[int, int] = {}
+        for kept in self._keep:
+            arrays = kept.memory if isinstance(kept, NativeBuffer) else (kept,)
+            held |= {id(array): array.nbytes for array in arrays if isinstance(array, np.ndarray)}
+        return self._program.bytes + self.likeliest.nbytes + sum(held.values())
 
     def run(
         self, num_tokens: int, num_rows: int, num_logits: int, num_likeliest: int = 0

@@ -35,6 +35,11 @@ class TorchBuffer(Buffer):
     values: torch.Tensor | None  # [limit, width / 32, 32] f32, whole numbers from -127 to 127
     scales: torch.Tensor | None  # [limit, width / 32] f32
 
+    @property
+    def memory_bytes(self) -> int:
+        held = (form for form in (self.f32, self.values, self.scales) if form is not None)
+        return sum(form.numel() * form.element_size() for form in held)
+
     def read(self, count: int) -> torch.Tensor:
         """A view of the first `count` rows."""
         assert self.f32 is not None

@@ -28,12 +28,19 @@ class TorchProgram:
     """The ops of one recording; their buffers live as long as it does."""
 
     def __init__(
-        self, ops: tuple[Op, ...], logits: TorchBuffer, likeliest: torch.Tensor, threads: int
+        self,
+        ops: tuple[Op, ...],
+        logits: TorchBuffer,
+        likeliest: torch.Tensor,
+        threads: int,
+        memory_bytes: int,
     ) -> None:
         self.likeliest: IntArray = likeliest.numpy()
         self._ops = ops
         self._logits = logits
         self._threads = threads
+        self.memory_bytes = memory_bytes
+        """Of its buffers. What PyTorch allocates for an op and gives back is not known before."""
 
     @torch.inference_mode()
     def run(

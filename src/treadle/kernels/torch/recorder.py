@@ -71,6 +71,7 @@ class TorchRecorder:
         self._likeliest = torch.zeros(inputs.limits.logits, dtype=torch.int32)
         self._ops: list[Op] = []
         self._finished = False
+        self._memory_bytes = 0
 
     def buffer(self, rows: Rows, width: int) -> TorchBuffer:
         return self._allocate(rows, width, frozenset({Form.F32}))
@@ -309,11 +310,15 @@ class TorchRecorder:
         assert logits.rows is Rows.LOGITS
         assert not self._finished
         self._finished = True
-        return TorchProgram(tuple(self._ops), _readable(logits), self._likeliest, self._threads)
+        return TorchProgram(
+            tuple(self._ops), _readable(logits), self._likeliest, self._threads, self._memory_bytes
+        )
 
     def _allocate(self, rows: Rows, width: int, forms: frozenset[Form]) -> TorchBuffer:
         limit = self._limits.tokens if rows is Rows.TOKENS else self._limits.logits
-        return allocate(rows, limit, width, forms)
+        buffer = allocate(rows, limit, width, forms)
+        self._memory_bytes += buffer.memory_bytes
+        return buffer
 
     def _add(self, op: Op) -> None:
         assert not self._finished
