@@ -6,15 +6,24 @@
 
 #include <functional>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "attention_plan.hpp"
+#include "attention_run.hpp"
 #include "backend.hpp"
 #include "cost.hpp"
 #include "experts.hpp"
 #include "matrix.hpp"
 
 namespace treadle {
+
+// Floats that begin with a cache line, so that whole vectors lie in one.
+struct AlignedFree {
+  void operator()(float* floats) const { ::operator delete[](floats, kAlignment); }
+  static constexpr std::align_val_t kAlignment{64};
+};
+using AlignedFloats = std::unique_ptr<float[], AlignedFree>;
 
 // A KV pool as a whole. `data` holds, per layer, all blocks.
 struct KVPool {
@@ -132,7 +141,7 @@ class Program {
   void add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
                   const Args& args, const Buffer& x, const Cost& cost);
   Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
-  void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
+  KVLayer kv_layer(const KVPlace& place) const;
   size_t plan_for(const AttentionShape& shape);
   float* scratch(int thread) const { return scratch_.get() + thread * scratch_floats_; }
 
@@ -149,8 +158,9 @@ class Program {
   int64_t vocabulary_;
   int64_t positions_;
   int64_t scratch_floats_ = 0;
-  std::unique_ptr<float[]> scratch_;
-  std::unique_ptr<float[]> partials_;
+  AlignedFloats scratch_;
+  AlignedFloats partials_;
+  AttentionRun attention_;
   ExpertMemory expert_memory_;
 };
 
