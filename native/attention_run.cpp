@@ -94,8 +94,8 @@ void AttentionRun::end_token(const Work& work, int32_t token, int32_t heads) {
   Counter& left = tiles_[static_cast<size_t>(tile)];
   if (left.fetch_sub(heads, std::memory_order_acq_rel) > heads) return;
   const int64_t first = tile * kRowTile;
-  work.kernels.quantise(work.op.quantise, first,
-                        std::min(first + kRowTile, work.plan.num_tokens()));
+  const int64_t last = std::min(first + kRowTile, work.plan.num_tokens());
+  work.kernels.quantise(work.op.quantise, {first, last, 0, work.op.quantise.x.width});
 }
 
 }  // namespace treadle
