@@ -38,6 +38,13 @@ KVLayer KVPool::layer(int64_t index) const {
   return kv;
 }
 
+// As the kernels want it.
+KVLayer Program::kv_layer(const KVPlace& place) const {
+  KVLayer kv = pools_[place.group].layer(place.layer);
+  kv.paired = kernels_.pairs_bf16 && kv.type == KVType::kBF16 && kv.head_dim % 2 == 0;
+  return kv;
+}
+
 int64_t KVPool::bytes() const { return layers * blocks * layer(0).block_bytes; }
 
 Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vector<KVPool> pools)
@@ -145,7 +152,7 @@ void Program::rope_store(const Buffer& qkv, int64_t heads, const Rope& rope,
   const RopeArgs args{qkv.data.values,   qkv.data.stride,   heads,
                       rope.cos,          rope.sin,          rope.pairs,
                       rope.interleaved,  inputs_.positions, inputs_.slots[place.group],
-                      norms,             pools_[place.group].layer(place.layer)};
+                      norms,             kv_layer(place)};
   add_row_op("rope_store", kernels_.rope_store, args, qkv, rope_cost(args));
 }
 
@@ -162,34 +169,35 @@ size_t Program::plan_for(const AttentionShape& shape) {
 void Program::attention(const Buffer& qkv, int64_t heads, const KVPlace& place, const Buffer& out,
                         const Masking& masking) {
   const size_t g = place.group;
-  const KVLayer kv = pools_[g].layer(place.layer);
+  const KVLayer kv = kv_layer(place);
   windows_[g] = std::max(windows_[g], masking.window);
-  const AttentionShape shape{heads,
+  const AttentionShape shape{g,
+                             heads,
                              kv.kv_heads,
                              kv.padded_dim,
                              inputs_.max_tokens,
+                             inputs_.max_rows,
                              inputs_.table_blocks[g] * kv.block_size,
                              masking.window,
                              backend_->threads()};
   const size_t plan = plan_for(shape);
   scratch_floats_ =
       std::max(scratch_floats_, attention_scratch_floats(shape.group(), kv.padded_dim));
+  attention_.fit(inputs_.max_tokens, kv.kv_heads);
   const AttentionArgs args{qkv.data.values,   qkv.data.stride,
                            out.data.values,   out.data.stride,
                            heads,             masking,
                            kv,                inputs_.positions,
                            inputs_.table_rows, inputs_.tables[g],
-                           inputs_.table_blocks[g], nullptr};
+                           inputs_.table_blocks[g], nullptr, nullptr};
   add(
       "attention",
-      [this, args, plan](Pool& pool, const StepSizes&) {
-        run_attention(pool, args, plans_[plan]);
+      [this, args, out = out.data, plan](Pool& pool, const StepSizes&) {
+        AttentionOp op{args, {out}, scratch_.get(), scratch_floats_};
+        op.args.partials = partials_.get();
+        attention_.run(pool, kernels_, plans_[plan], op);
       },
       [this, args](const StepSizes& sizes) { return attention_cost_of(args, sizes); });
-  if (!out.data.keep_records) return;
-  // A block of 32 may lie across two KV heads, so this waits for all of them.
-  const Cost row{0, 0, 4 * out.data.width + row_bytes(out.data), 0};
-  add_region_op("quantise", kernels_.quantise, {out.data}, out, row);
 }
 
 Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const {
@@ -199,28 +207,6 @@ Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& size
     all += attention_cost(args, inputs_.positions[first], inputs_.row_starts[r + 1] - first);
   }
   return all;
-}
-
-void Program::run_attention(Pool& pool, const AttentionArgs& shared, const AttentionPlan& plan) {
-  AttentionArgs args = shared;
-  args.partials = partials_.get();
-  const int64_t kv_heads = args.kv.kv_heads;
-  const int64_t items = static_cast<int64_t>(plan.items().size());
-  // With items enough, one takes all KV heads, so that it can fetch the next while it works.
-  const int64_t step = items >= kItemsPerThread * pool.threads() ? kv_heads : 1;
-  const int64_t ranges = kv_heads / step;
-  pool.each(items * ranges, [&](int64_t i, int thread) {
-    const int64_t head = i % ranges * step;
-    kernels_.attend(args, plan.items()[static_cast<size_t>(i / ranges)], {head, head + step},
-                    scratch(thread));
-  });
-  const int64_t combines = static_cast<int64_t>(plan.combines().size());
-  pool.each(combines * kv_heads, [&](int64_t i, int) {
-    const int64_t group = args.heads / kv_heads;
-    for (int64_t h = i % kv_heads * group; h < (i % kv_heads + 1) * group; ++h) {
-      kernels_.combine(args, plan.combines()[static_cast<size_t>(i / kv_heads)], h);
-    }
-  });
 }
 
 void Program::gated(const Buffer& gate_up, Activation activation, const Buffer& out) {
@@ -287,13 +273,12 @@ void Program::head(const Buffer& x, const Matrix& matrix, const Buffer& logits, 
 void Program::finish() {
   // One cache line apart at least, as threads write them at once.
   scratch_floats_ = round_up(scratch_floats_, kLanes) + kLanes;
-  scratch_ = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(scratch_floats_ * backend_->threads()));
+  scratch_ = AlignedArray<float>(scratch_floats_ * backend_->threads());
   for (const AttentionPlan& plan : plans_) {
     partials_floats_ = std::max(
         partials_floats_, plan.partial_records() * partial_floats(plan.shape().padded_dim));
   }
-  partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partials_floats_));
+  partials_ = AlignedArray<float>(partials_floats_);
   expert_memory_.allocate();
 }
 

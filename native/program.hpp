@@ -8,7 +8,9 @@
 #include <memory>
 #include <vector>
 
+#include "aligned_array.hpp"
 #include "attention_plan.hpp"
+#include "attention_run.hpp"
 #include "backend.hpp"
 #include "cost.hpp"
 #include "experts.hpp"
@@ -145,7 +147,7 @@ class Program {
                      const Args& args, const Buffer& out, const Cost& cost,
                      Cut cut = Cut::kRowsAndColumns);
   Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
-  void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
+  KVLayer kv_layer(const KVPlace& place) const;
   size_t plan_for(const AttentionShape& shape);
   float* scratch(int thread) const { return scratch_.get() + thread * scratch_floats_; }
 
@@ -164,8 +166,9 @@ class Program {
   bool finds_likeliest_ = false;
   int64_t scratch_floats_ = 0;
   int64_t partials_floats_ = 0;
-  std::unique_ptr<float[]> scratch_;
-  std::unique_ptr<float[]> partials_;
+  AlignedArray<float> scratch_;
+  AlignedArray<float> partials_;
+  AttentionRun attention_;
   ExpertMemory expert_memory_;
   int64_t head_bytes_ = 0;
 };

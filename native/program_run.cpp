@@ -70,7 +70,9 @@ void Program::check(const StepSizes& sizes) const {
 void Program::prepare(const StepSizes& sizes) {
   check(sizes);
   for (AttentionPlan& plan : plans_) {
-    plan.make(inputs_.positions, inputs_.row_starts, sizes.rows);
+    const size_t group = plan.shape().kv_group;
+    plan.make({sizes.rows, inputs_.positions, inputs_.row_starts, inputs_.table_rows,
+               inputs_.tables[group], inputs_.table_blocks[group], pools_[group].block_size});
   }
 }
 

@@ -108,10 +108,14 @@ struct QuantiseArgs {
 // One layer of a KV pool. Per block and KV head: K, then V. Where the block size is a multiple of
 // kLanes, K is stored in groups of 16 tokens as [group][head_dim][16], so that a vector holds one
 // dimension of 16 tokens; else as rows like V. V is [token][padded_dim].
+//
+// Kernels that multiply pairs of bf16 want both numbers of a pair together. Where `paired`, K of a
+// group is [head_dim / 2][16][2], and V of grouped blocks [token / 2][padded_dim][2].
 struct KVLayer {
   uint8_t* data;
   KVType type;
   bool grouped;
+  bool paired;
   int64_t kv_heads;
   int64_t head_dim;
   int64_t padded_dim;
@@ -170,18 +174,26 @@ struct AttentionArgs {
   const int32_t* table_rows;
   const int32_t* table;
   int64_t table_stride;
+  // The rest is the plan's of the step.
+  const int32_t* tokens;
   float* partials;
 };
 
-// Some consecutive tokens of one row against some pieces of its context. With `partial` < 0 the
-// pieces are all there are and the output is written; else each piece's result is left in the
-// partials, from that index on, as [piece][query] records of partial_floats().
+// Where an item's results go: to the output, if its pieces are all there are, or to the partials,
+// as the one record that the pieces so far come to, or as a record per piece.
+enum class Result : int32_t { kOutput, kFolded, kPieces };
+
+// Some tokens against some pieces of their context. The tokens are [first, first + count) of the
+// plan's list, ascending in position where they see only part of a piece; `row` is one whose block
+// table all of them share as far as these pieces go. Records are [piece][token][head], from index
+// `partial` on, of partial_floats() each.
 struct AttentionItem {
   int32_t row;
-  int32_t token;
+  int32_t first;
   int32_t count;
   int32_t first_piece;
   int32_t pieces;
+  Result result;
   int64_t partial;
 };
 
@@ -191,12 +203,18 @@ struct HeadRange {
   int64_t last;
 };
 
-// Adds up the partials of one token, all the pieces it sees, and writes its output.
+// Records of one token, `stride` apart.
+struct Records {
+  int64_t partial;
+  int64_t stride;
+  int32_t count;
+};
+
+// Adds up the records of one token, of the pieces it shares with others and then of those it does
+// not, and writes its output.
 struct CombineItem {
   int32_t token;
-  int32_t pieces;
-  int64_t partial;
-  int64_t piece_stride;
+  Records runs[2];
 };
 
 // maximum, sum, then the weighted values
@@ -208,9 +226,11 @@ static constexpr int64_t tile_positions(int64_t group) {
   return group >= 48 ? 1 : (48 / group < 16 ? 48 / group : 16);
 }
 
+// Rounded queries take half a float per value, scores one per token of a piece: never both.
 static constexpr int64_t attention_scratch_floats(int64_t group, int64_t padded_dim) {
   const int64_t queries = round_up(tile_positions(group) * group, kLanes);
-  return queries * (kPiece + padded_dim + 6) + 2 * kPiece * padded_dim + 4 * kLanes;
+  const int64_t each = (padded_dim / 2 > kPiece ? padded_dim / 2 : kPiece) + padded_dim + 6;
+  return queries * each + 2 * kPiece * padded_dim + 4 * kLanes;
 }
 
 // The choice of experts per row of router logits: top_k per row, ascending by expert.
@@ -241,6 +261,7 @@ struct MixArgs {
 // The kernels of one instruction set. Ranges are [first, last).
 struct Kernels {
   const char* name;
+  bool pairs_bf16;  // attention multiplies pairs of bf16 where K and V are of that type
   void (*linear[kWeightTypes])(const LinearArgs&, int64_t first_panel, int64_t last_panel,
                                int64_t first_row, int64_t last_row);
   void (*rms_norm)(const NormArgs&, const Region&);

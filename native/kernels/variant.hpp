@@ -23,7 +23,18 @@
 
 #include "math.hpp"
 
+// Whether the variant has instructions for pairs of bf16.
+#if TREADLE_VARIANT_NUMBER == TREADLE_VARIANT_avx512bf16
+#define TREADLE_PAIRS_BF16 1
+#endif
+
 namespace treadle::TREADLE_VARIANT {
+
+#if defined(TREADLE_PAIRS_BF16)
+constexpr bool kPairsBF16 = true;
+#else
+constexpr bool kPairsBF16 = false;
+#endif
 
 template <WeightType kType>
 void linear_float(const LinearArgs&, int64_t, int64_t, int64_t, int64_t);

@@ -25,6 +25,7 @@ FACTS = ModelFacts(
 MACHINE = Hardware(
     cpu="any",
     cores=2,
+    multiplies_bf16=False,
     memory_bytes=24 * 2**30,
     available_bytes=23 * 2**30,
     available_from="free memory",
@@ -54,6 +55,27 @@ def test_what_is_asked_for_holds() -> None:
     assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 40)
     assert (resolved.overlap_depth, resolved.backend, resolved.threads) == (1, "torch", 7)
     assert {reason.source for reason in resolved.reasons.values()} == {"argument"}
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "runtime", "kv_dtype"),
+    [
+        (True, RuntimeSettings(), "bf16"),
+        (True, RuntimeSettings(isa="avx512bf16"), "bf16"),
+        (True, RuntimeSettings(isa="avx512"), "f16"),
+        (True, RuntimeSettings(backend="torch"), "f16"),
+        (False, RuntimeSettings(), "f16"),
+    ],
+)
+def test_kv_is_bf16_where_the_kernels_multiply_it(
+    multiplies: bool, runtime: RuntimeSettings, kv_dtype: str
+) -> None:
+    machine = msgspec.structs.replace(MACHINE, multiplies_bf16=multiplies)
+    resolved = resolve(EngineSettings(runtime=runtime), FACTS, machine)
+    assert resolved.kv_dtype == kv_dtype
+    reason = resolved.reasons["kv_dtype"]
+    assert (reason.source == "hardware") == ("multiplies bf16 itself" in reason.sentence)
+    assert (reason.source == "hardware") == (kv_dtype == "bf16")
 
 
 def test_kv_is_capped_by_what_can_be_used() -> None:

@@ -64,6 +64,7 @@ class Bench:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.multiplies_bf16 = getattr(backend, "isa", None) == "avx512bf16"
 
     def raw(self, values: np.ndarray, kind: WeightType, name: str = "weight") -> RawTensor:
         """A tensor of these values, as near as its type allows."""
