@@ -36,31 +36,38 @@ int64_t place_of(int64_t item, int64_t items, int threads) {
   return item < front ? item : front + items - 1 - item;
 }
 
-void run_item(const Kernels& kernels, const Product& p, int64_t item) {
+ProductItem item_of(const Product& p, int64_t item) {
   const int64_t panel = item % p.panel_items * p.panel_step;
   const int64_t row = p.first_row + item / p.panel_items * p.row_step;
-  kernels.linear[static_cast<size_t>(p.args.part.type)](
-      p.args, panel, std::min(p.args.part.panels, panel + p.panel_step), row,
-      std::min(p.last_row, row + p.row_step));
+  return {p.args, panel, std::min(p.args.part.panels, panel + p.panel_step), row,
+          std::min(p.last_row, row + p.row_step)};
 }
 
 }  // namespace
 
-void run_products(Pool& pool, const Kernels& kernels, Product* products, int64_t count) {
-  int64_t work = 0;
-  for (int64_t i = 0; i < count; ++i) work += work_of(products[i]);
-  const int64_t item_work = std::max(kMinItemWork, work / (kItemsPerThread * pool.threads()));
+void each_item(Pool& pool, Product* products, int64_t count,
+               const std::function<void(const ProductItem&, int)>& work) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < count; ++i) total += work_of(products[i]);
+  const int64_t item_work = std::max(kMinItemWork, total / (kItemsPerThread * pool.threads()));
   int64_t items = 0;
   for (int64_t i = 0; i < count; ++i) {
     products[i].first_item = items;
     items += cut(products[i], item_work, pool.threads());
   }
-  pool.each(items, [&](int64_t piece, int) {
+  pool.each(items, [&](int64_t piece, int thread) {
     const int64_t item = place_of(piece, items, pool.threads());
     const Product* after =
         std::upper_bound(products, products + count, item,
                          [](int64_t i, const Product& p) { return i < p.first_item; });
-    run_item(kernels, after[-1], item - after[-1].first_item);
+    work(item_of(after[-1], item - after[-1].first_item), thread);
+  });
+}
+
+void run_products(Pool& pool, const Kernels& kernels, Product* products, int64_t count) {
+  each_item(pool, products, count, [&](const ProductItem& item, int) {
+    kernels.linear[static_cast<size_t>(item.args.part.type)](
+        item.args, item.first_panel, item.last_panel, item.first_row, item.last_row);
   });
 }
 

@@ -7,7 +7,7 @@
 namespace treadle {
 namespace {
 
-int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logits; }
+int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logit_rows(); }
 
 // Costs of an op whose rows cost the same, its weights once.
 auto cost_of_rows(bool tokens, const Cost& row) {
@@ -240,11 +240,6 @@ void Program::copy(const Buffer& x, const Buffer& out) {
   add_region_op("copy", kernels_.copy, {x.data, out.data}, out, row);
 }
 
-void Program::softcap(const Buffer& x, float cap) {
-  const Cost row{0, 0, 8 * x.data.width, 3 * x.data.width};
-  add_region_op("softcap", kernels_.softcap, {x.data, cap}, x, row);
-}
-
 void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
                       std::vector<Matrix> down, const Buffer& out, const Routing& routing) {
   Mixture mixture{x.data, router.data, std::move(gate_up), std::move(down), out.data, routing};
@@ -265,13 +260,27 @@ void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix>
 
 void Program::select(const Buffer& x, const Buffer& out) {
   const auto run = [this, from = x.data, to = out.data](Pool&, const StepSizes& sizes) {
-    for (int64_t l = 0; l < sizes.logits; ++l) {
+    for (int64_t l = 0; l < sizes.logit_rows(); ++l) {
       std::memcpy(to.values + l * to.stride, from.values + inputs_.logit_tokens[l] * from.stride,
                   static_cast<size_t>(to.width) * sizeof(float));
     }
   };
   const Cost row{0, 0, 8 * x.data.width, 0};
-  add("select", run, [row](const StepSizes& sizes) { return row * sizes.logits; });
+  add("select", run, [row](const StepSizes& sizes) { return row * sizes.logit_rows(); });
+}
+
+void Program::head(const Buffer& x, const Matrix& matrix, const Buffer& logits, float cap,
+                   int32_t* likeliest) {
+  finds_likeliest_ = true;
+  const HeadArgs args{x.data, logits.data, cap, likeliest};
+  const auto head = std::make_shared<Head>(kernels_, args, matrix, inputs_.max_logits,
+                                           backend_->threads());
+  const bool floats = is_float(matrix.parts[0].type);
+  add(
+      "head",
+      [head](Pool& pool, const StepSizes& sizes) { head->run(pool, sizes.logits, sizes.likeliest); },
+      [head](const StepSizes& sizes) { return head->cost(sizes.logits, sizes.likeliest); },
+      floats ? Unit::kFloats : Unit::kBytes);
 }
 
 void Program::finish() {
