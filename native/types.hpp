@@ -44,8 +44,7 @@ struct QuantRecord {
 };
 
 // One part of a matrix: n columns of one type, in panels of kLanes columns. `column` is where the
-// part begins in the output. A float panel is [k][16] in the stored type, a quantised one as
-// formats.hpp says.
+// part begins in the output. formats.hpp says what a panel is.
 struct Part {
   WeightType type;
   const uint8_t* data;

@@ -1,5 +1,5 @@
 // Quantising activations, one block of 32 columns of a row tile at a time. A row's scale is
-// max|x| / 127 and its numbers are round-half-even(x * (1 / scale)), however many rows there are.
+// max|x| / 127 and its numbers are round-half-even(x / scale), however many rows there are.
 #pragma once
 
 namespace treadle::TREADLE_VARIANT {
@@ -7,8 +7,8 @@ namespace {
 
 // Up to so many rows are cheaper one by one than all 16 at once.
 constexpr int64_t kFewRows = 2;
-// Scales between these have a reciprocal, and zero needs none.
-constexpr float kLeastScale = 0x1p-126f;
+// Scales that quotient() divides by; zero it leaves alone.
+constexpr float kLeastScale = 0x1p-96f;
 constexpr float kLargestScale = 0x1.fffffep127f;
 
 // One block of a tile's rows, before it is quantised.
@@ -22,7 +22,7 @@ inline I top_bits(F low, F high) {
   return max(bit_and(bits(low), magnitude), bit_and(bits(high), magnitude));
 }
 
-// By division, and bounded: a subnormal scale is coarse, and inf / inf is NaN.
+// Bounded, as a subnormal scale is coarse and inf / inf is NaN.
 inline I divided(F x, float scale) {
   return to_int(min(max(div(x, set1(scale)), set1(-127.0f)), set1(127.0f)));
 }
@@ -32,10 +32,8 @@ inline void quantise_row(F low, F high, int64_t r, QuantRecord& record) {
   float scale;
   __builtin_memcpy(&scale, &top, 4);
   scale /= 127.0f;
-  const bool regular = (scale >= kLeastScale && scale <= kLargestScale) || scale == 0.0f;
-  const F factor = set1(scale == 0.0f ? 0.0f : 1.0f / scale);
-  const I a = regular ? to_int(mul(low, factor)) : divided(low, scale);
-  const I b = regular ? to_int(mul(high, factor)) : divided(high, scale);
+  const I a = scale == 0.0f ? set1(0) : divided(low, scale);
+  const I b = scale == 0.0f ? set1(0) : divided(high, scale);
   store_low8(record.values[r], a);
   store_low8(record.values[r] + kLanes, b);
   const int32_t low_sum = sum_lanes(a);
@@ -47,6 +45,18 @@ inline void quantise_row(F low, F high, int64_t r, QuantRecord& record) {
   record.half_start[1][r] = -32 * high_sum;
   record.half_scaled_sum[0][r] = scale * static_cast<float>(low_sum);
   record.half_scaled_sum[1][r] = scale * static_cast<float>(high_sum);
+}
+
+// x / scale by its reciprocal, rounded as the division would be: what the first product is off by
+// is known exactly. Ties matter where activations come from quantised weights.
+inline F quotient(F x, F minus_scale, F reciprocal) {
+#if TREADLE_VARIANT_NUMBER >= 2
+  const F near = mul(x, reciprocal);
+  return fma(fma(near, minus_scale, x), reciprocal, near);
+#else
+  static_cast<void>(reciprocal);
+  return div(sub(zero(), x), minus_scale);
+#endif
 }
 
 // The sums of all rows at once.
@@ -72,12 +82,15 @@ inline void quantise_block(const TileBlock& block, int64_t rows, QuantRecord& re
   for (int64_t r = 0; r < kRowTile; ++r) tops[r] = r < rows ? top_bits(low(r), high(r)) : set1(0);
   const F scale = div(from_bits(max_of_rows(tops)), set1(127.0f));
   const Mask some = at_least(scale, set1(kLeastScale));
-  alignas(64) float factors[kLanes];
-  store(factors, select(some, div(set1(1.0f), scale), zero()));
+  alignas(64) float reciprocals[kLanes];
+  alignas(64) float minus_scales[kLanes];
+  store(reciprocals, select(some, div(set1(1.0f), scale), zero()));
+  store(minus_scales, select(some, sub(zero(), scale), set1(-1.0f)));
   for (int64_t r = 0; r < rows; ++r) {
-    const F factor = set1(factors[r]);
-    store_low8(record.values[r], to_int(mul(low(r), factor)));
-    store_low8(record.values[r] + kLanes, to_int(mul(high(r), factor)));
+    const F by = set1(reciprocals[r]);
+    const F minus_scale = set1(minus_scales[r]);
+    store_low8(record.values[r], to_int(quotient(low(r), minus_scale, by)));
+    store_low8(record.values[r] + kLanes, to_int(quotient(high(r), minus_scale, by)));
   }
   write_sums(scale, record);
   const uint32_t regular =

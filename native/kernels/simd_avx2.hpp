@@ -49,6 +49,10 @@ inline void store(float* p, F x) {
   _mm256_storeu_ps(p, x.lo);
   _mm256_storeu_ps(p + 8, x.hi);
 }
+inline I load(const int32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
 inline void store(int32_t* p, I x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.hi);

@@ -38,6 +38,7 @@ inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F load(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(tail(n), p)}; }
 inline void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+inline I load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store(int32_t* p, I x) { _mm512_storeu_si512(p, x.v); }
 inline void store(float* p, F x, int64_t n) { _mm512_mask_storeu_ps(p, tail(n), x.v); }
 inline F load(const Half* p) {

@@ -61,6 +61,11 @@ inline F load(const float* p, int64_t n) {
   return r;
 }
 inline void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+inline I load(const int32_t* p) {
+  I r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
 inline void store(int32_t* p, I x) { __builtin_memcpy(p, &x, sizeof x); }
 inline void store(float* p, F x, int64_t n) {
   __builtin_memcpy(p, &x, sizeof(float) * (n < kLanes ? n : kLanes));

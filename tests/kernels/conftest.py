@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.blocks import dequantised, quantised
 from tests.kernels.contexts import Context, Layer
@@ -65,6 +66,18 @@ class Bench:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.multiplies_bf16 = getattr(backend, "isa", None) == "avx512bf16"
+
+    def met(self, x: np.ndarray, kind: WeightType) -> np.ndarray:
+        """What weights of this type meet of the activations x, float64."""
+        x = x.astype(np.float32)
+        if kind.quantised:
+            blocks = x.reshape(len(x), -1, 32)
+            scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+            safe = np.where(scales > 0, scales, np.float32(1))
+            return (np.rint(blocks / safe).astype(np.float64) * scales).reshape(x.shape)
+        if kind is WeightType.BF16 and getattr(self.backend, "isa", "") == "avx512bf16":
+            return torch.from_numpy(x).bfloat16().double().numpy()
+        return x.astype(np.float64)
 
     def raw(self, values: np.ndarray, kind: WeightType, name: str = "weight") -> RawTensor:
         """A tensor of these values, as near as its type allows."""

@@ -47,14 +47,6 @@ def desk(native: NativeBackend) -> Bench:
     return Bench(native)
 
 
-def quantised(x: np.ndarray) -> np.ndarray:
-    """x as form Q8 holds it, in float64."""
-    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
-    scale = (np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    values = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
-    return (values.astype(np.float64) * scale).reshape(x.shape)
-
-
 @pytest.mark.parametrize("kind", WeightType)
 @pytest.mark.parametrize(("tokens", "n"), [(1, 129), (19, 7), (70, 80)])
 def test_linear(desk: Bench, kind: WeightType, tokens: int, n: int) -> None:
@@ -64,7 +56,7 @@ def test_linear(desk: Bench, kind: WeightType, tokens: int, n: int) -> None:
     x[0, 32:64] = 0
     tensor = desk.raw(rng.normal(size=(n, k)), kind)
     weight = desk.dequantised(tensor)
-    wanted = (quantised(x) if kind.quantised else x.astype(np.float64)) @ weight.T
+    wanted = desk.met(x, kind) @ weight.T
     result = desk.linear(x, desk.backend.matrix([tensor]))
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=2e-5)
 
@@ -93,7 +85,7 @@ def test_every_exponent(desk: Bench) -> None:
     data[:, 0] = np.arange(count)
     tensor = RawTensor("powers", WeightType.MXFP4, (count, 32), data.reshape(-1))
     x = np.linspace(0.1, 1, 32, dtype=np.float32)[None]
-    wanted = quantised(x) @ desk.dequantised(tensor).T
+    wanted = desk.met(x, WeightType.MXFP4) @ desk.dequantised(tensor).T
     result = desk.linear(x, desk.backend.matrix([tensor]))
     finite = wanted < np.finfo(np.float32).max
     assert finite.sum() > count - 6
