@@ -24,12 +24,13 @@ KVLayer KVPool::layer(int64_t index) const {
   kv.block_size = block_size;
   kv.v_offset = block_size * (kv.grouped ? head_dim : kv.padded_dim) * bytes;
   kv.head_bytes = kv.v_offset + block_size * kv.padded_dim * bytes;
-  kv.block_bytes = kv.head_bytes * kv_heads;
-  kv.data = data + index * blocks * kv.block_bytes;
+  const int64_t layer_bytes = kv.head_bytes * kv_heads;
+  kv.block_bytes = layers * layer_bytes;
+  kv.data = data + index * layer_bytes;
   return kv;
 }
 
-int64_t KVPool::bytes() const { return layers * blocks * layer(0).block_bytes; }
+int64_t KVPool::bytes() const { return blocks * layer(0).block_bytes; }
 
 Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vector<KVPool> pools)
     : backend_(std::move(backend)),
