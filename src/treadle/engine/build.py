@@ -5,6 +5,7 @@ The only place that knows every part. Each phase is reported when it ends, with 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from treadle.engine.request import Request
 from treadle.errors import StartError
 from treadle.kernels.ops import Backend, Program, StepInputs, StepLimits
 from treadle.models.card import ModelCard
-from treadle.models.loader import Model, load_model, read_card
+from treadle.models.loader import Model, open_model
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
@@ -102,15 +103,17 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 
 
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
-    with phases.phase("configure") as details:
-        card = read_card(path)
-        resolved = resolve(settings, model_facts(card), detect_hardware())
-        backend = build_backend(settings.runtime, resolved)
-        details.append(backend.description)
-    with phases.phase("load weights") as details:
-        model = load_model(path, backend, positions=resolved.max_model_len)
-        details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
-        details.extend(card.notes)
+    with contextlib.ExitStack() as opened:
+        with phases.phase("configure") as details:
+            file = opened.enter_context(open_model(path))
+            card = file.card
+            resolved = resolve(settings, model_facts(card), detect_hardware())
+            backend = build_backend(settings.runtime, resolved)
+            details.append(backend.description)
+        with phases.phase("load weights") as details:
+            model = file.load(backend, positions=resolved.max_model_len)
+            details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
+            details.extend(card.notes)
     with phases.phase("allocate KV") as details:
         parts = _assemble(resolved, model, backend)
         capacity = max(n * resolved.block_size for n in resolved.num_blocks)
