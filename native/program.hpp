@@ -12,6 +12,7 @@
 #include "backend.hpp"
 #include "cost.hpp"
 #include "experts.hpp"
+#include "head.hpp"
 #include "matrix.hpp"
 
 namespace treadle {
@@ -49,7 +50,10 @@ struct StepInputs {
 struct StepSizes {
   int64_t tokens;
   int64_t rows;
-  int64_t logits;
+  int64_t logits;     // rows of them that are wanted
+  int64_t likeliest;  // rows behind these of which only the likeliest token is
+
+  int64_t logit_rows() const { return logits + likeliest; }
 };
 
 // A buffer of the program; token_rows tells whether it has a row per token or per row of logits.
@@ -101,10 +105,12 @@ class Program {
   void gated(const Buffer& gate_up, Activation activation, const Buffer& out);
   void activate(const Buffer& x, Activation activation, const Buffer& out);
   void copy(const Buffer& x, const Buffer& out);
-  void softcap(const Buffer& x, float cap);
   void experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
                std::vector<Matrix> down, const Buffer& out, const Routing& routing);
   void select(const Buffer& x, const Buffer& out);
+  // The last product. Of rows that want no logits the token is left in `likeliest`.
+  void head(const Buffer& x, const Matrix& matrix, const Buffer& logits, float cap,
+            int32_t* likeliest);
   // Allocates what the ops share. No op may follow.
   void finish();
 
@@ -132,6 +138,10 @@ class Program {
   template <class Args>
   void add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
                   const Args& args, const Buffer& x, const Cost& cost);
+  template <class Args>
+  void add_region_op(const char* name, void (*kernel)(const Args&, const Region&),
+                     const Args& args, const Buffer& out, const Cost& cost,
+                     Cut cut = Cut::kRowsAndColumns);
   Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
   void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
   size_t plan_for(const AttentionShape& shape);
@@ -149,6 +159,7 @@ class Program {
   // Bounds of token ids and of positions.
   int64_t vocabulary_;
   int64_t positions_;
+  bool finds_likeliest_ = false;
   int64_t scratch_floats_ = 0;
   std::unique_ptr<float[]> scratch_;
   std::unique_ptr<float[]> partials_;

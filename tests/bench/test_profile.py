@@ -62,7 +62,7 @@ def test_every_op_is_named_once(decode: ProfileReport) -> None:
         *((f"{index}.{kind}", kernel) for index in range(LAYERS) for kind, kernel in layer),
         ("select", "select"),
         ("norm", "rms_norm"),
-        ("head", "linear"),
+        ("head", "head"),
     ]
     sums = sums_by_kind(decode.ops)
     assert [sums[key].count for key in layer] == [LAYERS] * len(layer)
@@ -140,7 +140,7 @@ def test_parts_of_a_step_add_up(driven: tuple[Load, StepClock, Recording]) -> No
 
 
 ATTENTION = ["qkv linear", "rope rope_store", "attention attention", "attn_out linear"]
-ENDS = ["embed embed", "select select", "head linear"]
+ENDS = ["embed embed", "select select", "head head"]
 KINDS = {
     "mixtral": [
         *ENDS,
@@ -153,7 +153,7 @@ KINDS = {
         *ATTENTION,
         *("attn_norm rms_norm", "post_attn_norm rms_norm", "gate_up linear", "activation gated"),
         *("ffn_norm rms_norm", "post_ffn_norm rms_norm", "down linear"),
-        *("norm rms_norm", "softcap softcap"),
+        "norm rms_norm",
     ],
     "gpt2": [
         *ENDS,
@@ -244,5 +244,8 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(json.loads(target.read_text())["ops"]) == 24
     assert run(["bench", "profile", str(path), *small, "--layers"]) == 0
     assert "\nlayer" in capsys.readouterr().out
+    assert run(["bench", "profile", str(path), *small, "--temperature", "1", "--top-p", "0.9"]) == 0
+    assert "1, 0.9" in capsys.readouterr().out
+    assert json.loads(target.read_text())["top_p"] == 0.9
     assert run(["bench", "profile", str(path), "--context", "0"]) == 1
     assert "a decode step needs context" in capsys.readouterr().err

@@ -33,10 +33,7 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
     recorder.select(x, last)
     layers.norm(last, "norm", final)
     recorder.label("head")
-    recorder.linear(final, head, logits)
-    if card.wiring.logit_softcap is not None:
-        recorder.label("softcap")
-        recorder.softcap(logits, card.wiring.logit_softcap)
+    recorder.head(final, head, logits, cap=card.wiring.logit_softcap)
     return logits
 
 

@@ -19,9 +19,12 @@ class StepSize:
     tokens: int
     rows: int
     logits: int
+    """Rows of them that are wanted."""
+    likeliest: int
+    """Rows behind these of which only the likeliest token is."""
 
     def of(self, rows: Rows) -> int:
-        return self.tokens if rows is Rows.TOKENS else self.logits
+        return self.tokens if rows is Rows.TOKENS else self.logits + self.likeliest
 
 
 @dataclasses.dataclass(frozen=True)
