@@ -175,4 +175,12 @@ int32_t AttentionPlan::combine_for(int32_t token) {
   return combine;
 }
 
+int64_t AttentionPlan::bytes() const {
+  const auto size = [](const auto& list) {
+    return static_cast<int64_t>(list.capacity() * sizeof(list[0]));
+  };
+  return size(items_) + size(combines_) + size(parts_) + size(tokens_) + size(combine_of_) +
+         size(shared_tokens_);
+}
+
 }  // namespace treadle

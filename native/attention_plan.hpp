@@ -48,6 +48,8 @@ class AttentionPlan {
   int32_t parts_of(int32_t combine) const { return parts_[static_cast<size_t>(combine)]; }
   // Records that items may need.
   int64_t partial_records() const { return partial_records_; }
+  // What its lists hold.
+  int64_t bytes() const;
 
   void make(const StepRows& rows);
 

@@ -33,8 +33,9 @@ KVLayer KVPool::layer(int64_t index) const {
   kv.block_size = block_size;
   kv.v_offset = block_size * (kv.grouped ? head_dim : kv.padded_dim) * bytes;
   kv.head_bytes = kv.v_offset + block_size * kv.padded_dim * bytes;
-  kv.block_bytes = kv.head_bytes * kv_heads;
-  kv.data = data + index * blocks * kv.block_bytes;
+  const int64_t layer_bytes = kv.head_bytes * kv_heads;
+  kv.block_bytes = layers * layer_bytes;
+  kv.data = data + index * layer_bytes;
   return kv;
 }
 
@@ -45,7 +46,7 @@ KVLayer Program::kv_layer(const KVPlace& place) const {
   return kv;
 }
 
-int64_t KVPool::bytes() const { return layers * blocks * layer(0).block_bytes; }
+int64_t KVPool::bytes() const { return blocks * layer(0).block_bytes; }
 
 Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vector<KVPool> pools)
     : backend_(std::move(backend)),
@@ -285,10 +286,7 @@ void Program::finish() {
 int64_t Program::bytes() const {
   int64_t total = expert_memory_.bytes() + head_bytes_ + static_cast<int64_t>(sizeof(float)) *
                       (scratch_floats_ * backend_->threads() + partials_floats_);
-  for (const AttentionPlan& plan : plans_) {
-    total += static_cast<int64_t>(plan.items().capacity() * sizeof(AttentionItem) +
-                                  plan.combines().capacity() * sizeof(CombineItem));
-  }
+  for (const AttentionPlan& plan : plans_) total += plan.bytes();
   return total;
 }
 

@@ -19,7 +19,8 @@
 
 namespace treadle {
 
-// A KV pool as a whole. `data` holds, per layer, all blocks.
+// A KV pool as a whole. `data` holds, per block, all layers: what few requests use lies in few of the
+// huge pages, where a layer's blocks by themselves would begin one for each layer.
 struct KVPool {
   uint8_t* data;
   KVType type;

@@ -5,6 +5,7 @@ The only place that knows every part. Each phase is reported when it ends, with 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from treadle.engine.trial import measure_step_bytes
 from treadle.errors import StartError
 from treadle.kernels.ops import Backend, KVSpec, Program, StepInputs, StepLimits
 from treadle.models.card import ModelCard
-from treadle.models.loader import Model, load_model, read_card
+from treadle.models.loader import Model, open_model
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
@@ -104,16 +105,18 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 
 
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
-    with phases.phase("configure") as details:
-        card, machine = read_card(path), detect_hardware()
-        facts = model_facts(card)
-        resolved = resolve(settings, facts, machine)
-        backend = build_backend(settings.runtime, resolved)
-        details.append(backend.description)
-    with phases.phase("load weights") as details:
-        model = load_model(path, backend, positions=resolved.max_model_len)
-        details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
-        details.extend(card.notes)
+    with contextlib.ExitStack() as opened:
+        with phases.phase("configure") as details:
+            file = opened.enter_context(open_model(path))
+            card, machine = file.card, detect_hardware()
+            facts = model_facts(card)
+            resolved = resolve(settings, facts, machine)
+            backend = build_backend(settings.runtime, resolved)
+            details.append(backend.description)
+        with phases.phase("load weights") as details:
+            model = file.load(backend, positions=resolved.max_model_len)
+            details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
+            details.extend(card.notes)
     with phases.phase("allocate KV") as details:
         tokens = resolved.max_num_batched_tokens
         step_bytes = measure_step_bytes(model, backend, *_bounds(resolved, card))

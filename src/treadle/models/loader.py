@@ -54,20 +54,40 @@ class Model:
         return recorder.finish(logits)
 
 
+class OpenModel:
+    """A file or folder whose header has been read, which takes a while where vocabularies are
+    large. Good until `open_model` ends."""
+
+    def __init__(self, file: GGUFFile | SafetensorsFolder) -> None:
+        self._file = file
+        self.card, self._names = _card(file)
+
+    def load(self, backend: Backend, *, positions: int | None = None) -> Model:
+        """Load a model that can compute `positions` positions; by default all that it was made
+        for."""
+        tensors = self._file.tensors
+        plan = tensor_plan(self.card, self._names, tensors)
+        _check_tensors(tensors, plan, self._names, self.card)
+        weights = _Packer(self._file, backend).pack(plan)
+        return Model(self.card, weights, positions=positions or self.card.max_positions)
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[OpenModel]:
+    with _naming(path), closing(_open(path)) as file:
+        yield OpenModel(file)
+
+
 def read_card(path: Path) -> ModelCard:
     """What a file or folder says about its model, without loading it."""
-    with _naming(path), closing(_open(path)) as file:
-        return _card(file)[0]
+    with open_model(path) as opened:
+        return opened.card
 
 
 def load_model(path: Path, backend: Backend, *, positions: int | None = None) -> Model:
-    """Load a model that can compute `positions` positions; by default all that it was made for."""
-    with _naming(path), closing(_open(path)) as file:
-        card, names = _card(file)
-        plan = tensor_plan(card, names, file.tensors)
-        _check_tensors(file.tensors, plan, names, card)
-        weights = _Packer(file, backend).pack(plan)
-    return Model(card, weights, positions=positions or card.max_positions)
+    """See OpenModel.load."""
+    with open_model(path) as opened:
+        return opened.load(backend, positions=positions)
 
 
 def _open(path: Path) -> GGUFFile | SafetensorsFolder:

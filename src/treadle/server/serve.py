@@ -37,7 +37,8 @@ from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
 from treadle.text.observe import Observer, Observers
-from treadle.wire.channel import Address, TextChannel
+from treadle.wire.channel import TextChannel
+from treadle.wire.ends import Address
 from treadle.wire.messages import Progress
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from treadle.text.intake import Accepted, check, fan_out
 from treadle.text.load import ModelText
 from treadle.text.observe import Observer
 from treadle.text.open_answers import OpenAnswers
-from treadle.wire.channel import Channel, Sender
+from treadle.wire.ends import Channel, Sender
 from treadle.wire.messages import (
     Abort,
     Bye,

@@ -13,11 +13,12 @@ import functools
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
 
+from treadle.wire.ends import Address
 from treadle.wire.messages import FromEngine, ToEngine
 
 LINGER_MS = 1000
@@ -28,39 +29,6 @@ FRAMES_AT_ONCE = 8
 
 HAS_ABSTRACT_NAMES = sys.platform == "linux"
 """Whether a local socket can have a name without a file."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where the text side listens, and the key that admits the engine."""
-
-    url: str
-    server_key: str
-    """Public CURVE key: any local user could connect, but only the engine is told this."""
-
-
-class Sender(Protocol):
-    """What the text side sends through. `send` never blocks."""
-
-    def send(self, messages: Sequence[ToEngine]) -> None: ...
-
-
-class Channel(Sender, Protocol):
-    """The text side's end."""
-
-    async def run(self, take: Callable[[list[FromEngine]], None]) -> None:
-        """Hand over what comes, frame by frame, for ever; ends by what `take` raises. Others in
-        the event loop get their turn however much there is."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class EngineEnd(Protocol):
-    """The engine's end. `receive` returns all that has arrived; with `block`, at least one."""
-
-    def send(self, messages: Sequence[FromEngine]) -> None: ...
-
-    def receive(self, *, block: bool) -> list[ToEngine]: ...
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
