@@ -256,7 +256,7 @@ void Experts::activate(Pool& pool, Chunk chunk) {
       const ActivationArgs args{gate_up, as_read_by(mixture_.down[expert], hidden),
                                 mixture_.routing.activation};
       const int64_t end = std::min((tile + 1) * kRowTile, memory_.ends[expert]);
-      kernels_.gated(args, tile * kRowTile - chunk.first, end - chunk.first);
+      kernels_.gated(args, {tile * kRowTile - chunk.first, end - chunk.first, 0, hidden_width_});
     }
   });
 }

@@ -98,7 +98,7 @@ void Head::pass(const ProductItem& item, int64_t logits, int thread) {
     const int64_t columns = args.part.n;
     if (args_.cap > 0.0f) {
       const Activations values{strip, kStripColumns, nullptr, columns, true, false};
-      kernels_.softcap({values, args_.cap}, item.first_row, item.last_row);
+      kernels_.softcap({values, args_.cap}, {item.first_row, item.last_row, 0, columns});
     }
     for (int64_t row = item.first_row; row < item.last_row; ++row) {
       const float* x = strip + row * kStripColumns;

@@ -17,6 +17,7 @@ struct Product {
   int64_t row_step = 0;
   int64_t row_items = 0;
   int64_t panel_step = 0;
+  int64_t panel_items = 0;
   int64_t first_item = 0;
 };
 

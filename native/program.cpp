@@ -9,6 +9,15 @@ namespace {
 
 int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logit_rows(); }
 
+// Costs of an op whose rows cost the same, its weights once.
+auto cost_of_rows(bool tokens, const Cost& row) {
+  return [tokens, row](const StepSizes& sizes) {
+    Cost all = row * count(tokens, sizes);
+    all.weight_bytes = row.weight_bytes;
+    return all;
+  };
+}
+
 int64_t element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
 
 }  // namespace
@@ -87,21 +96,29 @@ void Program::add_row_op(const char* name, void (*kernel)(const Args&, int64_t, 
     each_row(pool, count(tokens, sizes), width,
              [&](int64_t first, int64_t last) { kernel(args, first, last); });
   };
-  add(name, run, [cost, tokens = x.token_rows](const StepSizes& sizes) {
-    Cost all = cost * count(tokens, sizes);
-    all.weight_bytes = cost.weight_bytes;
-    return all;
-  });
+  add(name, run, cost_of_rows(x.token_rows, cost));
+}
+
+// The same where the kernel fills any region of `out`.
+template <class Args>
+void Program::add_region_op(const char* name, void (*kernel)(const Args&, const Region&),
+                            const Args& args, const Buffer& out, const Cost& cost, Cut cut) {
+  const auto run = [kernel, args, cut, tokens = out.token_rows, width = out.data.width](
+                       Pool& pool, const StepSizes& sizes) {
+    each_region(pool, count(tokens, sizes), width, cut,
+                [&](const Region& region) { kernel(args, region); });
+  };
+  add(name, run, cost_of_rows(out.token_rows, cost));
 }
 
 void Program::rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate) {
   const NormArgs args{x.data, out.data, norm.weight, nullptr, norm.eps, accumulate};
-  add_row_op("rms_norm", kernels_.rms_norm, args, x, norm_cost(args, 4));
+  add_region_op("rms_norm", kernels_.rms_norm, args, out, norm_cost(args, 4), Cut::kRows);
 }
 
 void Program::layer_norm(const Buffer& x, const Norm& norm, const Buffer& out) {
   const NormArgs args{x.data, out.data, norm.weight, norm.bias, norm.eps, false};
-  add_row_op("layer_norm", kernels_.layer_norm, args, x, norm_cost(args, 7));
+  add_region_op("layer_norm", kernels_.layer_norm, args, out, norm_cost(args, 7), Cut::kRows);
 }
 
 void Program::linear(const Buffer& x, const Matrix& matrix, const Buffer& out, const float* bias,
@@ -172,7 +189,7 @@ void Program::attention(const Buffer& qkv, int64_t heads, const KVPlace& place, 
   if (!out.data.keep_records) return;
   // A block of 32 may lie across two KV heads, so this waits for all of them.
   const Cost row{0, 0, 4 * out.data.width + row_bytes(out.data), 0};
-  add_row_op("quantise", kernels_.quantise, {out.data}, out, row);
+  add_region_op("quantise", kernels_.quantise, {out.data}, out, row);
 }
 
 Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const {
@@ -209,18 +226,18 @@ void Program::run_attention(Pool& pool, const AttentionArgs& shared, const Atten
 void Program::gated(const Buffer& gate_up, Activation activation, const Buffer& out) {
   const Cost row{0, 0, 4 * gate_up.data.width + row_bytes(out.data),
                  kGatedOperations * out.data.width};
-  add_row_op("gated", kernels_.gated, {gate_up.data, out.data, activation}, gate_up, row);
+  add_region_op("gated", kernels_.gated, {gate_up.data, out.data, activation}, out, row);
 }
 
 void Program::activate(const Buffer& x, Activation activation, const Buffer& out) {
   const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data),
                  (kGatedOperations - 1) * x.data.width};
-  add_row_op("activate", kernels_.activate, {x.data, out.data, activation}, x, row);
+  add_region_op("activate", kernels_.activate, {x.data, out.data, activation}, out, row);
 }
 
 void Program::copy(const Buffer& x, const Buffer& out) {
   const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data), 0};
-  add_row_op("copy", kernels_.copy, {x.data, out.data}, x, row);
+  add_region_op("copy", kernels_.copy, {x.data, out.data}, out, row);
 }
 
 void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,

@@ -137,6 +137,10 @@ class Program {
   template <class Args>
   void add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
                   const Args& args, const Buffer& x, const Cost& cost);
+  template <class Args>
+  void add_region_op(const char* name, void (*kernel)(const Args&, const Region&),
+                     const Args& args, const Buffer& out, const Cost& cost,
+                     Cut cut = Cut::kRowsAndColumns);
   Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
   void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
   size_t plan_for(const AttentionShape& shape);

@@ -66,6 +66,15 @@ struct LinearArgs {
   bool stream;  // weights are read once, so fetch them ahead
 };
 
+// What a row kernel writes: some rows, and of them some columns. Rows begin with a row tile and
+// columns with a block, or one item's records would share lines with another's.
+struct Region {
+  int64_t first_row;
+  int64_t last_row;
+  int64_t first_column;
+  int64_t last_column;
+};
+
 struct NormArgs {
   Activations x;
   Activations out;
@@ -234,13 +243,13 @@ struct Kernels {
   const char* name;
   void (*linear[kWeightTypes])(const LinearArgs&, int64_t first_panel, int64_t last_panel,
                                int64_t first_row, int64_t last_row);
-  void (*rms_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
-  void (*layer_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
-  void (*gated)(const ActivationArgs&, int64_t first_row, int64_t last_row);
-  void (*activate)(const ActivationArgs&, int64_t first_row, int64_t last_row);
-  void (*copy)(const CopyArgs&, int64_t first_row, int64_t last_row);
-  void (*softcap)(const SoftcapArgs&, int64_t first_row, int64_t last_row);
-  void (*quantise)(const QuantiseArgs&, int64_t first_row, int64_t last_row);
+  void (*rms_norm)(const NormArgs&, const Region&);
+  void (*layer_norm)(const NormArgs&, const Region&);
+  void (*gated)(const ActivationArgs&, const Region&);
+  void (*activate)(const ActivationArgs&, const Region&);
+  void (*copy)(const CopyArgs&, const Region&);
+  void (*softcap)(const SoftcapArgs&, const Region&);
+  void (*quantise)(const QuantiseArgs&, const Region&);
   void (*rope_store)(const RopeArgs&, int64_t first_token, int64_t last_token);
   void (*attend)(const AttentionArgs&, const AttentionItem&, const HeadRange&, float* scratch);
   void (*combine)(const AttentionArgs&, const CombineItem&, int64_t head);

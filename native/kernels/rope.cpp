@@ -10,7 +10,7 @@ namespace {
 // Norms x [count], `span` values at a time.
 void norm_spans(float* x, int64_t count, int64_t span, const float* weight, float eps) {
   for (int64_t first = 0; first < count; first += span, x += span) {
-    const F inverse = inverse_rms(x, span, eps);
+    const F inverse = set1(inverse_rms(x, span, eps));
     for (int64_t i = 0; i < span; i += kLanes) {
       const int64_t n = span - i;
       store(x + i, mul(mul(load_upto(x + i, n), inverse), load_upto(weight + i, n)), n);

@@ -38,11 +38,15 @@ class HashedPrefixCache:
     def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.version = 0
         self._window = window
         self._holders = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._blocks: dict[bytes, int] = {}
         self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._chained: tuple[str, list[int], list[bytes]] = ("", [], [])
+        """The last salt and tokens that were matched, and their digests, as far as they were
+        needed: a request that waits for blocks is matched again and again."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -57,13 +61,14 @@ class HashedPrefixCache:
 
     def match(self, tokens: Sequence[int], salt: str) -> Match:
         found = self._whole_match if self._window is None else self._window_match
-        blocks, anchor = found(tokens, _root(salt))
+        blocks, anchor = found(tokens, salt)
         evictable = sum(block != NO_BLOCK and self._holders[block] == 0 for block in blocks)
         return Match(len(blocks) * self.block_size, blocks, evictable, anchor)
 
-    def _whole_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
+    def _whole_match(self, tokens: Sequence[int], salt: str) -> tuple[list[int], bytes]:
         blocks: list[int] = []
-        for digest in _chain(tokens, anchor, self.block_size):
+        anchor = _root(salt)
+        for digest in self._chain(tokens, salt):
             block = self._blocks.get(digest)
             if block is None:
                 break
@@ -71,11 +76,11 @@ class HashedPrefixCache:
             anchor = digest
         return blocks, anchor
 
-    def _window_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
+    def _window_match(self, tokens: Sequence[int], salt: str) -> tuple[list[int], bytes]:
         """The longest prefix whose last blocks, as far as its next token sees, are all cached."""
         assert self._window is not None
         size = self.block_size
-        digests = list(_chain(tokens, anchor, size))
+        digests = list(self._chain(tokens, salt))
         known = [self._blocks.get(digest) for digest in digests]
         end = first_missing = len(known)
         for index in range(len(known) - 1, -1, -1):
@@ -85,12 +90,26 @@ class HashedPrefixCache:
             elif index <= self._window.first_block(end * size, size):
                 break
         if end == 0:
-            return [], anchor
+            return [], _root(salt)
         blocks = [NO_BLOCK] * first_missing
         blocks += [block for block in known[first_missing:end] if block is not None]
         return blocks, digests[end - 1]
 
+    def _chain(self, tokens: Sequence[int], salt: str) -> Iterator[bytes]:
+        """Digests of the full blocks of `tokens`, from the beginning on."""
+        known_salt, known, digests = self._chained
+        if salt != known_salt or tokens != known:
+            digests = []
+            self._chained = salt, list(tokens), digests
+        yield from digests
+        digest, size = digests[-1] if digests else _root(salt), self.block_size
+        for start in range(len(digests) * size, len(tokens) - size + 1, size):
+            digest = _digest(digest, tokens[start : start + size])
+            digests.append(digest)
+            yield digest
+
     def lease(self, match: Match, salt: str) -> Lease:
+        self.version += 1
         for block in match.blocks:
             if block == NO_BLOCK:
                 continue
@@ -124,6 +143,7 @@ class HashedPrefixCache:
             block = lease.blocks[start // size]
             if self._blocks.setdefault(digest, block) == block:
                 self._digests[block] = digest
+                self.version += 1
             lease.anchor = digest
             lease.num_published = start + size
         if self._window is None:
@@ -136,6 +156,7 @@ class HashedPrefixCache:
         lease.blocks = []
 
     def free(self, blocks: Sequence[int]) -> None:
+        self.version += 1
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -160,6 +181,7 @@ class HashedPrefixCache:
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
         if digest is not None:
+            self.version += 1
             del self._blocks[digest]
             self._digests[block] = None
 
@@ -167,13 +189,6 @@ class HashedPrefixCache:
 def _root(salt: str) -> bytes:
     """The parent of a salt's first blocks; its preimage cannot be that of a block."""
     return hashlib.blake2b(b"salt:" + salt.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _chain(tokens: Sequence[int], anchor: bytes, block_size: int) -> Iterator[bytes]:
-    """Digests of the full blocks of `tokens`, from the beginning on."""
-    for end in range(block_size, len(tokens) + 1, block_size):
-        anchor = _digest(anchor, tokens[end - block_size : end])
-        yield anchor
 
 
 def _digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -193,6 +194,7 @@ def serve(start: Start, build: Build) -> int:
         channel.send([Failed(request_id="", status=error.status, message=error.message)])
         channel.close()
         return EXIT_NOT_STARTED
+    gc.freeze()  # what was made so far stays: no collection need look through it again
     channel.send([engine.ready(), engine.stats()])
     try:
         return EngineService(engine, channel).run()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import signal
 import socket
 import threading
@@ -205,6 +206,8 @@ class _Server:
         if text.sampling_defaults:
             shown = ", ".join(f"{name} {value}" for name, value in text.sampling_defaults.items())
             say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
+        # What was made so far stays: no collection need look through it again.
+        gc.freeze()
         say(f"serving {launch.names[0]} at {self._url}")
 
     async def _follow_engine(self) -> None:
