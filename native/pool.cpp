@@ -2,11 +2,6 @@
 
 #include <sched.h>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 
 #if defined(__x86_64__)
@@ -32,24 +27,6 @@ void pause_core() {
   _mm_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
-#endif
-}
-
-// Asks the scheduler for short turns on the core. Who does so comes back sooner after a sleep; its
-// share stays the same.
-void take_short_turns() {
-#if defined(__linux__) && defined(SYS_sched_setattr)
-  struct {
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime, deadline, period;
-  } attributes{};
-  attributes.size = sizeof(attributes);
-  attributes.runtime = 200'000;  // nanoseconds
-  // An older kernel refuses: then turns are longer.
-  static_cast<void>(syscall(SYS_sched_setattr, 0, &attributes, 0));
 #endif
 }
 
@@ -162,7 +139,6 @@ void Pool::wake_workers() {
 
 void Pool::work(int thread) {
   const PlainFloats floats;
-  take_short_turns();
   for (;;) {
     const int64_t piece = claim_back();
     if (piece >= 0) {

@@ -31,6 +31,10 @@ void mask(const Logits& logits, const int32_t* rows, int64_t count, const uint32
       const int64_t first = w * kBits;
       const int64_t n = std::min(kBits, logits.vocabulary - first);
       if (word == ~uint32_t{0}) continue;
+      if (word == 0) {
+        std::fill_n(x + first, n, -kInfinity);
+        continue;
+      }
       for (int64_t bit = 0; bit < n; ++bit) {
         if ((word >> bit & 1) == 0) x[first + bit] = -kInfinity;
       }

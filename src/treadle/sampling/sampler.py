@@ -89,8 +89,11 @@ class Sampler:
         edits = None
         if self._edited:
             edits = collect(self._states, [(work.row, work.output_index) for work in works])
-        # Masks and edits overwrite logits; rows that report log-probabilities keep the model's own.
-        raw = logits[wanted] if wanted else None
+        raw = None
+        if wanted:
+            # Masks and edits overwrite logits; rows that report log-probabilities keep the model's.
+            untouched = masks is None and edits is None and len(wanted) == len(works)
+            raw = logits if untouched else logits[wanted]
         if masks is not None:
             self._ops.mask(logits, *masks)
         if edits is not None:

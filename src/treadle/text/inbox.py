@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from treadle.errors import TreadleError
 from treadle.text.choice import ChoiceDelta
+from treadle.text.shared_scores import SharedScores
 
 
 class Inbox:
@@ -17,8 +18,10 @@ class Inbox:
     without a task's switch and takes what there is with `take_now`.
     """
 
-    def __init__(self, num_answers: int) -> None:
+    def __init__(self, num_answers: int, scores: Mapping[int, SharedScores]) -> None:
+        """`scores` by the index of the answers that share them."""
         self.num_open = num_answers
+        self._scores = scores
         self._parts: dict[int, ChoiceDelta] = {}
         self._error: TreadleError | None = None
         self._news = asyncio.Event()
@@ -27,11 +30,13 @@ class Inbox:
 
     def put(self, part: ChoiceDelta) -> bool:
         """Whether the consumer knows of nothing yet, so that it is to be told."""
-        is_news = not self._parts
-        held = self._parts.setdefault(part.index, part)
-        if held is not part:
-            held.append(part)
-        return is_news
+        knows = bool(self._parts)
+        shared = self._scores.get(part.index)
+        for each in (part,) if shared is None else shared.pass_on(part):
+            held = self._parts.setdefault(each.index, each)
+            if held is not each:
+                held.append(each)
+        return not knows and bool(self._parts)
 
     def fail(self, error: TreadleError) -> None:
         self._error = error

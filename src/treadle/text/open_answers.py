@@ -16,6 +16,7 @@ from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted
 from treadle.text.observe import EndReason, Observer, PromptTally, Watch
 from treadle.text.output import AnswerText
+from treadle.text.shared_scores import shared_scores
 from treadle.text.tokenizer import Tokenizer
 from treadle.wire.messages import Generate, Timings
 
@@ -48,13 +49,13 @@ class OpenAnswers:
 
     def add(
         self,
-        requests: Iterable[Accepted],
+        requests: Sequence[Accepted],
         generates: Sequence[Generate],
         tokenizer: Tokenizer,
     ) -> Inbox:
         """Open an answer for each of `generates`, which are n to each of `requests`; where their
         parts will come in."""
-        inbox = Inbox(len(generates))
+        inbox = Inbox(len(generates), shared_scores(requests))
         now = time.monotonic()
         tallies = [
             tally for one in requests for tally in [PromptTally(one.params.n)] * one.params.n
