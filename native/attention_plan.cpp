@@ -9,7 +9,7 @@ namespace {
 // Items per thread that a step should have at least, so that threads end together.
 constexpr int64_t kItemsPerThread = 4;
 // Fewer pieces are not worth an item of their own.
-constexpr int64_t kMinPieces = 4;
+constexpr int64_t kMinPieces = 2;
 
 int32_t piece_of(int64_t position) { return static_cast<int32_t>(position / kPiece); }
 
