@@ -36,7 +36,8 @@ LEGEND = (
     " is. The floor is the best that the machine allows: weights and KV by the read bandwidth that"
     " was measured just before and after (bytes), multiply-adds of the matrix products by their"
     " measured peak (operations); attention's operations and everything else count as nothing."
-    " *reached* is the first engine's share of it. Engines in process pay nothing for HTTP."
+    " *reached* is the first engine's share of it; engines that read the same file have their own"
+    " where memory's speed decides. Engines in process pay nothing for HTTP."
 )
 
 
@@ -118,6 +119,7 @@ def _rates(found: Comparison) -> str:
         ]
         for row in found.rows
     ]
+    rows += [_shares(found, row) for row in found.rows if _is_bound_by_bytes(found, row)]
     rows += [_slow_down(found)] if first.median("disturbed") else []
     return _markdown(["", *(one.name for one in found.outcomes), "floor", "reached"], rows)
 
@@ -139,6 +141,23 @@ def _floor_cells(found: Comparison, row: Row, first: Outcome) -> list[str]:
         return [f"{number(best)} ({bound})", "–"]
     share = best / value if row.is_cost else value / best
     return [f"{number(best)} ({bound})", f"{share:.0%}"]
+
+
+def _is_bound_by_bytes(found: Comparison, row: Row) -> bool:
+    floor = found.floor(row, found.outcomes[0])
+    return floor is not None and floor[1] == "bytes"
+
+
+def _shares(found: Comparison, row: Row) -> list[str]:
+    """Each engine had its own moment of a memory whose speed flips, so each has its own floor."""
+
+    def cell(one: Outcome) -> str:
+        value, floor = one.median(row.key), found.floor(row, one)
+        if value is None or floor is None or one.form != found.model:
+            return "–"
+        return f"{value / floor[0]:.0%}"
+
+    return [f"{row.name}: share of its own floor ↑", *map(cell, found.outcomes), "", ""]
 
 
 def _slow_down(found: Comparison) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.floors import Work
+from benchmarks.running import Unable
 from treadle.bench.drive import Plan
 from treadle.bench.figures import Figures
 from treadle.bench.workloads import Name, workload
@@ -44,13 +45,15 @@ class Task(NamedTuple):
 
     def reduced(self) -> Task:
         """The same in little, to see that it runs; its figures mean nothing, and have no floor."""
-        sizes = {name: max(1, value // 16) for name, value in self.sizes.items()}
+        sizes = {name: max(min(value, 8), value // 16) for name, value in self.sizes.items()}
         figures = [figure._replace(num_counted=None) for figure in self.figures]
         return self._replace(sizes=sizes, figures=figures)
 
 
 def decode_rate(found: Figures) -> float:
     assert found.tpot_ms is not None
+    if not found.tpot_ms.p50:
+        raise Unable("told all tokens of an answer at once")
     return 1000 / found.tpot_ms.p50
 
 

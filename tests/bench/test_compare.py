@@ -150,6 +150,29 @@ def test_floors_are_those_computed_by_hand(demo_gguf: Path) -> None:
     assert both == (pytest.approx(prefill + 10 * plain), "bytes and operations")
 
 
+def test_every_engine_has_the_floor_of_its_moment(demo_gguf: Path) -> None:
+    """Half the rate at half the bandwidth is the same share; other weights have none."""
+    rows = compare.rows_of([tasks.stream()])
+    outcomes = [
+        Outcome(
+            name=name, kind="a", form=form, form_mb=1,
+            values={"stream": [rate]}, reads={"stream": [read]},
+        )
+        for name, form, rate, read in (
+            ("a", "m", 200.0, 4e10), ("b", "m", 100.0, 2e10), ("c", "other", 100.0, 2e10)
+        )
+    ]  # fmt: skip
+    found = Comparison(
+        title="t", command="c", date="d", model="m", shape=shape_of(read_card(demo_gguf)),
+        peak=1e15, rounds=1, threads=2, rows=rows, outcomes=outcomes,
+    )  # fmt: skip
+    best, bound = found.floor(rows[0], outcomes[0]) or (0.0, "")
+    share = f"{200 / best:.0%}"
+    assert bound == "bytes"
+    line = performance._rates(found).splitlines()[-1]
+    assert line == f"| {rows[0].name}: share of its own floor ↑ | {share} | {share} | – |  |  |"
+
+
 def test_an_embedding_that_is_no_head_is_not_read(demo_gguf: Path) -> None:
     card = read_card(demo_gguf)
     tied = shape_of(card)
@@ -289,6 +312,7 @@ def test_ratios_and_shares(demo_gguf: Path) -> None:
     prefill = next(line for line in lines if "prompt of 512" in line)
     assert "| 100 | 50.0 (0.50) |" in prefill
     assert next(line for line in lines if "all answered" in line).endswith(f" {best / 40:.0%} |")
+    assert not any("its own floor" in line for line in lines), "operations bind these"
     assert "- b, shared-cold: 1 failed" in performance._faults(found)
 
 
