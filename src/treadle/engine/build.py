@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
-from treadle.config.hardware import detect_hardware
-from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
-from treadle.config.settings import EngineSettings, RuntimeSettings
+from treadle.config.facts import KVGroupFacts, ModelFacts
+from treadle.config.hardware import Hardware, detect_hardware
+from treadle.config.resolve import Resolved, RuntimeValues, resolve
+from treadle.config.settings import EngineSettings
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
@@ -58,13 +57,13 @@ class Parts:
     fence: Fence
 
     def engine(self) -> Engine:
-        depth = self.resolved.overlap_depth
+        depth = self.resolved.schedule.overlap_depth
         served = Served(
             vocab_size=self.card.vocab_size,
-            max_model_len=self.resolved.max_model_len,
+            max_model_len=self.resolved.model.max_model_len,
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
-            resolved=msgspec.to_builtins(self.resolved),
+            resolved=self.resolved.flat(),
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
@@ -104,23 +103,30 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
     with phases.phase("configure") as details:
         card = read_card(path)
-        resolved = resolve(settings, model_facts(card), detect_hardware())
-        backend = build_backend(settings.runtime, resolved)
+        resolved = resolve(settings, model_facts(card), this_machine())
+        backend = build_backend(resolved.runtime)
         details.append(backend.description)
     with phases.phase("load weights") as details:
-        model = load_model(path, backend, positions=resolved.max_model_len)
+        model = load_model(path, backend, positions=resolved.model.max_model_len)
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
         details.extend(card.notes)
     with phases.phase("allocate KV") as details:
         parts = _assemble(resolved, model, backend)
-        capacity = max(n * resolved.block_size for n in resolved.num_blocks)
-        details.append(f"KV for {capacity} tokens in blocks of {resolved.block_size}")
-        details.append(resolved.reasons["num_blocks"].sentence)
+        size = resolved.cache.block_size
+        capacity = max(count * size for count in resolved.cache.num_blocks)
+        details.append(f"KV for {capacity} tokens in blocks of {size}")
+        details.append(resolved.reasons["kv_budget_bytes"].sentence)
     return parts
 
 
 def model_facts(card: ModelCard) -> ModelFacts:
     return ModelFacts(
+        name=card.name,
+        architecture=card.architecture,
+        weight_type=card.weight_type.value,
+        quantised=card.weight_type.quantised,
+        experts=card.experts,
+        speculators=card.speculators,
         max_positions=card.max_positions,
         kv_groups=tuple(
             KVGroupFacts(
@@ -133,57 +139,65 @@ def model_facts(card: ModelCard) -> ModelFacts:
     )
 
 
-def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
+def this_machine() -> Hardware:
+    """With the variants of the native kernels that it runs, if they are built here."""
+    try:
+        from treadle.kernels.native.backend import available_variants
+    except ImportError:
+        return detect_hardware()
+    return detect_hardware(variants=available_variants())
+
+
+def build_backend(runtime: RuntimeValues) -> Backend:
     """Imports only the backend that is used."""
-    if resolved.backend == "torch":
-        if runtime.isa is not None:
-            raise StartError("isa chooses among the native kernels; the backend is torch")
+    if runtime.backend == "torch":
         try:
             from treadle.kernels.torch.backend import TorchBackend
         except ModuleNotFoundError:
             raise StartError("the torch backend needs PyTorch, which is not installed") from None
-        return TorchBackend(threads=resolved.threads)
+        return TorchBackend(threads=runtime.threads)
     from treadle.kernels.native.backend import NativeBackend
 
-    return NativeBackend(threads=resolved.threads, isa=runtime.isa)
+    return NativeBackend(threads=runtime.threads, isa=runtime.isa)
 
 
 def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
-    card = model.card
-    specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
-    row_blocks = -(-resolved.max_model_len // resolved.block_size)
-    scores = min(MAX_SCORES, resolved.max_num_batched_tokens)
+    card, cache, schedule = model.card, resolved.cache, resolved.schedule
+    specs = card.kv_specs(block_size=cache.block_size, type=cache.kv_dtype)
+    row_blocks = -(-resolved.model.max_model_len // cache.block_size)
+    scores = min(MAX_SCORES, schedule.max_num_batched_tokens)
     limits = StepLimits(
-        tokens=resolved.max_num_batched_tokens,
-        rows=resolved.max_num_seqs,
+        tokens=schedule.max_num_batched_tokens,
+        rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
         extra_logits=scores,
     )
     inputs = StepInputs(limits)
     pools = [
-        backend.kv_pool(spec, count) for spec, count in zip(specs, resolved.num_blocks, strict=True)
+        backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
     ]
     program = model.record(backend.recorder(inputs, pools))
-    sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.vocab_size, card.eos_ids)
+    sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
-    bounds = Limits(resolved.max_num_seqs, resolved.max_num_batched_tokens, scores, WORTH_WAITING)
+    bounds = Limits(schedule.max_num_seqs, schedule.max_num_batched_tokens, scores, WORTH_WAITING)
     scheduler: Scheduler[Request] = Scheduler(bounds, Fcfs(), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 
 
 def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
+    cache = resolved.cache
     windows = [
         # A window that holds every request whole slides over nothing.
         None
-        if group.window is None or group.window >= resolved.max_model_len
-        else Window(group.window, resolved.max_num_batched_tokens)
+        if group.window is None or group.window >= resolved.model.max_model_len
+        else Window(group.window, resolved.schedule.max_num_batched_tokens)
         for group in card.kv_groups
     ]
     return KVCache(
         [
-            build_prefix_cache(resolved.prefix_cache, count, resolved.block_size, window)
-            for count, window in zip(resolved.num_blocks, windows, strict=True)
+            build_prefix_cache(cache.prefix_cache, count, cache.block_size, window)
+            for count, window in zip(cache.num_blocks, windows, strict=True)
         ]
     )
