@@ -90,6 +90,13 @@ def resolve(
 ) -> Resolved:
     """Of a model on this machine, or on a described device. Raises StartError when a setting cannot
     hold on the model or the device, or two do not compose."""
+    return resolve_view(user, model, machine, device)[0]
+
+
+def resolve_view(
+    user: EngineSettings, model: ModelFacts, machine: Hardware, device: Device | None = None
+) -> tuple[Resolved, View]:
+    """Also the view that the last rule saw, with all that is settled: for who asks presets."""
     check_settings(user)
     view = View(user, model, machine, device or this_device(machine))
     values: dict[str, dict[str, Any]] = {}
@@ -102,4 +109,5 @@ def resolve(
         reasons[rule.name] = Reason(choice.source, choice.sentence, tuple(seen))
     settled = view.settled
     check_composition(in_force(settled.prefix_cache, settled.kv_memory_rule, settled.overlap_depth))
-    return msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
+    resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
+    return resolved, view

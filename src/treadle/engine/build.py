@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.axis_states import absent_axes
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
@@ -55,6 +59,8 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What was resolved from, beside the settings: whoever has them can resolve again."""
 
     def engine(self) -> Engine:
         depth = self.resolved.schedule.overlap_depth
@@ -64,6 +70,7 @@ class Parts:
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
             resolved=self.resolved.flat(),
+            inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
@@ -103,15 +110,19 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
     with phases.phase("configure") as details:
         card = read_card(path)
-        resolved = resolve(settings, model_facts(card), this_machine())
+        facts, machine = model_facts(card), this_machine()
+        resolved = resolve(settings, facts, machine)
         backend = build_backend(resolved.runtime)
         details.append(backend.description)
+        details.extend(filter(None, [absent_axes(resolved)]))
     with phases.phase("load weights") as details:
         model = load_model(path, backend, positions=resolved.model.max_model_len)
         details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
         details.extend(card.notes)
     with phases.phase("allocate KV") as details:
         parts = _assemble(resolved, model, backend)
+        inputs = {"model": facts, "machine": machine}
+        parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
         size = resolved.cache.block_size
         capacity = max(count * size for count in resolved.cache.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {size}")
