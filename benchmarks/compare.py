@@ -3,130 +3,41 @@
     python -m benchmarks.compare --peer treadle --peer llama-server=/path/to/llama-server
 
 Each round starts each engine afresh, asks it every workload, and stops it, so that slow minutes of
-the machine meet all of them. benchmarks/README.md tells how to install the peers. Writes
-docs/performance.md and pictures; --out puts them elsewhere.
+the machine meet all of them. benchmarks/README.md tells how to install the peers. What was found
+goes to a file of JSON after every engine's turn, of which `python -m benchmarks.performance` makes
+the page.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from benchmarks.floors import Work
-from benchmarks.peers import Peer, Session, Setting, Unable
-from benchmarks.performance import Comparison, Outcome, Task, write
+from benchmarks import tasks
+from benchmarks.floors import measure_machine, peak_rate, shape_of
+from benchmarks.peers import Peer, Session, Setting, folder_mb
+from benchmarks.result import Comparison, Outcome, Row
+from benchmarks.running import Unable
+from benchmarks.tasks import Task
+from treadle.bench.burners import Burners
 from treadle.bench.drive import Plan
-from treadle.bench.figures import Figures
-from treadle.bench.workloads import Name, workload
+from treadle.bench.floors import read_bandwidth
+from treadle.bench.workloads import workload
 from treadle.errors import TreadleError
 from treadle.models.loader import read_card
 from treadle.models.source import resolve_model
+from treadle.text.load import load_text
 
-
-def _decode_rate(found: Figures) -> float:
-    assert found.tpot_ms is not None
-    return 1000 / found.tpot_ms.p50
-
-
-def _prefill_rate(found: Figures) -> float:
-    assert found.ttft_ms is not None
-    return found.total_input_tokens / found.completed / found.ttft_ms.p50 * 1000
-
-
-def _output_rate(found: Figures) -> float:
-    return found.output_throughput
-
-
-def _total_rate(found: Figures) -> float:
-    return found.total_throughput
-
-
-Rate = Callable[[Figures], float]
-
-
-class Measure(msgspec.Struct, frozen=True):
-    """A row of the table."""
-
-    task: Task
-    rate: Rate
-    name: Name
-    sizes: dict[str, int]
-    cached_prefix: bool = False
-
-    def plan(self, seed: int, warmup: int = 1) -> Plan:
-        return Plan(
-            workload=workload(self.name, seed=seed, **self.sizes),
-            num_warmup=warmup,
-            cached_prefix=self.cached_prefix,
-        )
-
-
-_SHARED = {"num_requests": 32, "prefix_len": 1024, "input_len": 32, "output_len": 32}
-
-MEASURES = [
-    Measure(
-        Task("stream", "one stream, 32 in, 128 out", "tok/s out", Work(0, 0, 1, 1), 1),
-        _decode_rate,
-        "single",
-        {"num_requests": 5, "input_len": 32, "output_len": 128},
-    ),
-    Measure(
-        Task("prefill-512", "prompt of 512", "tok/s in", Work(512, 1, 0, 1), 512),
-        _prefill_rate,
-        "single",
-        {"num_requests": 5, "input_len": 512, "output_len": 1},
-    ),
-    Measure(
-        Task("prefill-2048", "prompt of 2,048", "tok/s in", Work(2048, 1, 0, 1), 2048),
-        _prefill_rate,
-        "single",
-        {"num_requests": 3, "input_len": 2048, "output_len": 1},
-    ),
-    Measure(
-        Task(
-            "streams-32",
-            "32 streams, 128 in, 128 out",
-            "tok/s out",
-            Work(32 * 128, 32, 127, 32),
-            32 * 128,
-        ),
-        _output_rate,
-        "concurrent",
-        {"num_requests": 32, "concurrency": 32, "input_len": 128, "output_len": 128},
-    ),
-    Measure(
-        Task(
-            "shared-cold",
-            "32 share 1,024 + 32 in, 32 out, cold",
-            "tok/s",
-            Work(1024 + 32 * 32, 32, 31, 32),
-            32 * (1056 + 32),
-        ),
-        _total_rate,
-        "shared-prefix",
-        _SHARED,
-    ),
-    Measure(
-        Task(
-            "shared-cached",
-            "the same, prefix cached",
-            "tok/s",
-            Work(32 * 32, 32, 31, 32),
-            32 * (1056 + 32),
-        ),
-        _total_rate,
-        "shared-prefix",
-        _SHARED,
-        cached_prefix=True,
-    ),
-]
+FIRST_ANSWER = Plan(
+    workload=workload("single", num_requests=1, input_len=5, output_len=8), num_warmup=0
+)
 
 
 @click.command()
@@ -134,62 +45,145 @@ MEASURES = [
 @click.option("--peer", "peers", multiple=True, metavar="NAME[=WHERE]", required=True)
 @click.option("--model-of", multiple=True, metavar="NAME=PATH", help="A peer's own form of it.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--rounds-of", multiple=True, metavar="NAME=N", help="Fewer for a peer that is slow.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--only", multiple=True, type=click.Choice([one.key for one in tasks.ALL]))
+@click.option("--title", help="The model's name by default.")
+@click.option("--quick", is_flag=True, help="All in little, to see that it runs.")
 @click.option(
-    "--only", multiple=True, type=click.Choice([one.task.key for one in MEASURES]), help="Repeat."
+    "--json", "path", type=click.Path(path_type=Path), default=Path("build/comparison.json")
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("docs"), show_default=True)
-def main(model: str, peers: tuple[str, ...], model_of: tuple[str, ...], **given: Any) -> None:
+def main(peers: tuple[str, ...], only: tuple[str, ...], path: Path, **given: Any) -> None:
     """Compare engines. The first peer is what the others' ratios are of."""
-    rounds, threads, only = given["rounds"], given["threads"], given["only"]
-    path = resolve_model(model)
-    card = read_card(path)
-    setting = Setting(path, card.vocab_size, threads)
-    chosen = [one for one in MEASURES if not only or one.task.key in only]
-    forms = dict(text.split("=", 1) for text in model_of)
-    outcomes = [Outcome(peer=Peer.parse(text).reading(forms)) for text in peers]
-    for round_number in range(rounds):
-        for outcome in outcomes:
-            _measure(outcome, setting, chosen, seed=1000 * round_number)
-    for outcome in outcomes:
-        outcome.installed_mb, outcome.version = outcome.peer.installed()
-    comparison = Comparison(
-        command=" ".join(["python -m benchmarks.compare", *sys.argv[1:]]),
-        model=path.name,
-        card=card,
-        rounds=rounds,
-        threads=threads,
-        tasks=[one.task for one in chosen],
-        outcomes=outcomes,
+    forms = _pairs("--model-of", given["model_of"])
+    chosen = [one for one in tasks.ALL if not only or one.key in only]
+    compare(
+        [Peer.parse(text).reading(forms) for text in peers],
+        [one.reduced() for one in chosen] if given["quick"] else chosen,
+        model=given["model"],
+        rounds=Rounds(given["rounds"], _pairs("--rounds-of", given["rounds_of"])),
+        threads=given["threads"],
+        file=File(path, given["title"], " ".join(["python -m benchmarks.compare", *sys.argv[1:]])),
     )
-    write(given["out"], comparison)
 
 
-def _measure(outcome: Outcome, setting: Setting, chosen: list[Measure], seed: int) -> None:
+class Rounds:
+    """How often each peer is started."""
+
+    def __init__(self, most: int, by_name: dict[str, str] | None = None) -> None:
+        self.most = most
+        self._by_name = {name: int(count) for name, count in (by_name or {}).items()}
+
+    def has(self, name: str, round_number: int) -> bool:
+        return round_number < self._by_name.get(name, self.most)
+
+
+class File(msgspec.Struct, frozen=True):
+    """Where a comparison is kept, and what it says of itself."""
+
+    path: Path
+    title: str | None
+    command: str
+
+
+def compare(
+    peers: Sequence[Peer],
+    chosen: Sequence[Task],
+    *,
+    model: str,
+    rounds: Rounds,
+    threads: int,
+    file: File,
+) -> None:
+    source = resolve_model(model)
+    card = read_card(source)
+    shape = shape_of(card)
+    setting = Setting(source, _ordinary_ids(source), threads)
+    found = Comparison(
+        title=file.title or card.name or source.stem,
+        command=file.command,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        model=source.name,
+        shape=shape,
+        peak=peak_rate(measure_machine(threads), shape),
+        rounds=rounds.most,
+        threads=threads,
+        rows=rows_of(chosen),
+        outcomes=[_outcome(peer, source) for peer in peers],
+    )
+    for round_number in range(rounds.most):
+        for peer, outcome in zip(peers, found.outcomes, strict=True):
+            if rounds.has(peer.name, round_number):
+                _measure(peer, outcome, setting, chosen, seed=1000 * round_number)
+                file.path.parent.mkdir(parents=True, exist_ok=True)
+                file.path.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def rows_of(chosen: Sequence[Task]) -> list[Row]:
+    return [
+        Row(
+            key=figure.key,
+            task=task.key,
+            name=figure.name,
+            unit=figure.unit,
+            is_cost=figure.is_cost,
+            work=task.work,
+            num_counted=figure.num_counted,
+        )
+        for task in chosen
+        for figure in task.figures
+    ]
+
+
+def _outcome(peer: Peer, source: Path) -> Outcome:
+    size, version = peer.installed()
+    form = peer.model or source
+    return Outcome(
+        name=peer.name,
+        kind=peer.kind,
+        form=form.name,
+        form_mb=folder_mb(form),
+        version=version,
+        installed_mb=size,
+    )
+
+
+def _measure(
+    peer: Peer, outcome: Outcome, setting: Setting, chosen: Sequence[Task], seed: int
+) -> None:
     """One start of one engine; what it cannot do is noted, and leaves the rest alone."""
     try:
-        with outcome.peer.session(setting) as session:
-            for at, one in enumerate(chosen):
-                with _noted(outcome, one.task.key):
-                    rate = one.rate(session.running.ask(one.plan(seed + at)))
-                    outcome.rates.setdefault(one.task.key, []).append(rate)
-                    say = f"{outcome.peer.name}: {one.task.name}: {rate:,.1f} {one.task.unit}"
-                    click.echo(say, err=True)
-            _note_costs(outcome, session)
+        with peer.session(setting) as session, Burners(1) as burners:
+            _first_answer(outcome, session)
+            for at, task in enumerate(chosen):
+                burning = burners.burning() if task.burners else contextlib.nullcontext()
+                with _noted(outcome, task.key), burning:
+                    _ask(outcome, session, task, seed + at, setting.threads)
+            if session.watch is not None:
+                outcome.peak_mib.append(session.watch.stop())
     except Unable as error:
         outcome.faults["start"] = str(error)
-        click.echo(f"{outcome.peer.name}: {error}", err=True)
+        click.echo(f"{peer.name}: {error}", err=True)
 
 
-def _note_costs(outcome: Outcome, session: Session) -> None:
+def _first_answer(outcome: Outcome, session: Session) -> None:
     if session.ready_s is not None:
-        outcome.ready_s.append(session.ready_s)
-    if session.watch is not None:
-        outcome.peak_mib.append(session.watch.stop())
-    if outcome.ready_s:
-        click.echo(
-            f"{outcome.peer.name}: ready after {statistics.median(outcome.ready_s):.1f} s", err=True
-        )
+        with _noted(outcome, "first answer"):
+            answered = session.running.ask(FIRST_ANSWER)
+            outcome.ready_s.append(session.ready_s)
+            outcome.first_answer_s.append(session.ready_s + answered.duration_s)
+            click.echo(f"{outcome.name}: ready after {session.ready_s:.1f} s", err=True)
+
+
+def _ask(outcome: Outcome, session: Session, task: Task, seed: int, threads: int) -> None:
+    """The read bandwidth of some machines flips within seconds: it is measured on both sides."""
+    before = read_bandwidth(threads)
+    found = session.running.ask(task.plan(seed))
+    outcome.reads.setdefault(task.key, []).append((before + read_bandwidth(threads)) / 2)
+    for figure in task.figures:
+        value = figure.of(found)
+        outcome.values.setdefault(figure.key, []).append(value)
+        click.echo(f"{outcome.name}: {figure.name}: {value:,.1f} {figure.unit}", err=True)
 
 
 @contextlib.contextmanager
@@ -198,7 +192,20 @@ def _noted(outcome: Outcome, key: str) -> Iterator[None]:
         yield
     except (Unable, TreadleError) as error:
         outcome.faults[key] = str(error)
-        click.echo(f"{outcome.peer.name}: {key}: {error}", err=True)
+        click.echo(f"{outcome.name}: {key}: {error}", err=True)
+
+
+def _ordinary_ids(source: Path) -> list[int]:
+    tokenizer = load_text(source, with_defaults=False).tokenizer
+    return [token for token in range(tokenizer.vocab_size) if not tokenizer.is_special(token)]
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = dict(text.partition("=")[::2] for text in texts)
+    for name, value in pairs.items():
+        if not value:
+            raise click.UsageError(f"{option} {name}: NAME=VALUE")
+    return pairs
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What an engine takes on disk: run with that engine's own Python, prints bytes and version.
 
-    PYTHON sizes.py DISTRIBUTION
+    PYTHON sizes.py DISTRIBUTION…
 
-Counts the distribution and all it requires without extras, by their lists of files.
+Counts the distributions and all they require without extras, by their lists of files.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 
-def closure(name: str) -> set[str]:
+def closure(names: list[str]) -> set[str]:
     """Requirements whose markers do not hold are not installed, and so drop out."""
     found: set[str] = set()
-    waiting = [name]
+    waiting = list(names)
     while waiting:
         current = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
         if current in found:
@@ -40,4 +40,4 @@ def size(name: str) -> int:
 
 
 if __name__ == "__main__":
-    print(sum(map(size, closure(sys.argv[1]))), importlib.metadata.version(sys.argv[1]))
+    print(sum(map(size, closure(sys.argv[1:]))), importlib.metadata.version(sys.argv[1]))

@@ -211,23 +211,30 @@ void bind_program(nb::module_& m) {
           },
           "x"_a, "activation"_a, "out"_a)
       .def("copy", &Program::copy, "x"_a, "out"_a)
-      .def("softcap", &Program::softcap, "x"_a, "cap"_a)
       .def("experts", &Program::experts, "x"_a, "router"_a, "gate_up"_a, "down"_a, "out"_a,
            "routing"_a)
       .def("select", &Program::select, "x"_a, "out"_a)
+      .def(
+          "head",
+          [](Program& self, const Buffer& x, const Matrix& matrix, const Buffer& logits, float cap,
+             Address likeliest) { self.head(x, matrix, logits, cap, at<int32_t>(likeliest)); },
+          "x"_a, "matrix"_a, "logits"_a, "cap"_a, "likeliest"_a)
       .def("finish", &Program::finish)
+      .def_prop_ro("bytes", &Program::bytes)
       .def(
           "run",
-          [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {
-            self.run({tokens, rows, logits});
+          [](Program& self, int64_t tokens, int64_t rows, int64_t logits, int64_t likeliest) {
+            self.run({tokens, rows, logits, likeliest});
           },
-          "tokens"_a, "rows"_a, "logits"_a, nb::call_guard<nb::gil_scoped_release>())
+          "tokens"_a, "rows"_a, "logits"_a, "likeliest"_a,
+          nb::call_guard<nb::gil_scoped_release>())
       .def(
           "profile",
-          [](Program& self, int64_t tokens, int64_t rows, int64_t logits) {
-            return self.profile({tokens, rows, logits});
+          [](Program& self, int64_t tokens, int64_t rows, int64_t logits, int64_t likeliest) {
+            return self.profile({tokens, rows, logits, likeliest});
           },
-          "tokens"_a, "rows"_a, "logits"_a, nb::call_guard<nb::gil_scoped_release>());
+          "tokens"_a, "rows"_a, "logits"_a, "likeliest"_a,
+          nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_sampling(nb::module_& m) {

@@ -106,6 +106,21 @@ void ExpertMemory::allocate(Buffer& buffer) const {
               static_cast<size_t>(records) * sizeof(QuantRecord));
 }
 
+int64_t ExpertMemory::bytes() const {
+  if (experts_ == 0) return 0;
+  const auto size = [](const auto& vector) {
+    return static_cast<int64_t>(vector.capacity() * sizeof(vector[0]));
+  };
+  int64_t total = size(chosen) + size(weights) + size(places) + size(sources) + size(tiles) +
+                  size(starts) + size(ends) + size(products);
+  for (const Buffer* buffer : {&operand_, &gate_up_, &hidden_, &results_}) {
+    total += chunk_places * (row_stride(buffer->width) + kLanes) * sizeof(float);
+    if (!buffer->quantised) continue;
+    total += chunk_places / kRowTile * (buffer->width / kQuantBlock) * sizeof(QuantRecord);
+  }
+  return total;
+}
+
 Activations ExpertMemory::view(const Buffer& buffer, int64_t width) {
   return {buffer.values.get(), row_stride(width),
           reinterpret_cast<uint8_t*>(buffer.records.get()), width, true, buffer.quantised};
@@ -256,7 +271,7 @@ void Experts::activate(Pool& pool, Chunk chunk) {
       const ActivationArgs args{gate_up, as_read_by(mixture_.down[expert], hidden),
                                 mixture_.routing.activation};
       const int64_t end = std::min((tile + 1) * kRowTile, memory_.ends[expert]);
-      kernels_.gated(args, tile * kRowTile - chunk.first, end - chunk.first);
+      kernels_.gated(args, {tile * kRowTile - chunk.first, end - chunk.first, 0, hidden_width_});
     }
   });
 }

@@ -2,10 +2,9 @@
 // expert's weights once.
 #pragma once
 
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "aligned_array.hpp"
 #include "cost.hpp"
 #include "matrix.hpp"
 #include "products.hpp"
@@ -30,21 +29,6 @@ struct Mixture {
   int64_t experts() const { return static_cast<int64_t>(down.size()); }
 };
 
-template <class T>
-class AlignedArray {
- public:
-  AlignedArray() = default;
-  explicit AlignedArray(int64_t count)
-      : data_(new (std::align_val_t{64}) T[static_cast<size_t>(count)]) {}
-  T* get() const { return data_.get(); }
-
- private:
-  struct Delete {
-    void operator()(T* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<T[], Delete> data_;
-};
-
 // What all mixtures of a program work in, one after the other; sized for the largest of each.
 //
 // Every choice of a token has a place; places of one expert lie together and begin with a row tile.
@@ -53,6 +37,8 @@ class ExpertMemory {
  public:
   void fit(const Mixture& mixture, int64_t max_rows);
   void allocate();
+  // What is allocated.
+  int64_t bytes() const;
 
   // Places of a chunk at most, whole row tiles.
   int64_t chunk_places = 0;

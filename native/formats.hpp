@@ -147,7 +147,16 @@ static constexpr PanelLayout layout_of(WeightType type, int64_t blocks) {
   return layout;
 }
 
+// A float panel is [k][16 columns] of the stored type, a bf16 one [k / 2][16 columns][2]: pairs are
+// what dot products of bf16 take, and 32 bits are easy to widen for others. A pair that is half
+// empty ends in zeros.
+static constexpr int64_t float_place(WeightType type, int64_t k, int64_t column) {
+  if (type == WeightType::kBF16) return (k / 2 * kLanes + column) * 2 + k % 2;
+  return k * kLanes + column;
+}
+
 static constexpr int64_t panel_bytes(WeightType type, int64_t k) {
+  if (type == WeightType::kBF16) return round_up(k, 2) * kLanes * 2;
   if (is_float(type)) return k * kLanes * (type == WeightType::kF32 ? 4 : 2);
   const PanelLayout layout = layout_of(type, k / kQuantBlock);
   return k / kQuantBlock / layout.chunk_blocks * layout.chunk_bytes;

@@ -35,14 +35,14 @@ T read(const uint8_t* from) {
 }
 
 // Infinity and NaN have all bits of kExponent.
-template <class T, T kExponent>
+template <WeightType kType, class T, T kExponent>
 bool pack_float_column(const uint8_t* row, int64_t k, uint8_t* panel, int64_t column) {
-  T* to = reinterpret_cast<T*>(panel) + column;
+  T* to = reinterpret_cast<T*>(panel);
   bool finite = true;
   for (int64_t i = 0; i < k; ++i) {
     const T value = read<T>(row + i * sizeof(T));
     finite &= (value & kExponent) != kExponent;
-    to[i * kLanes] = value;
+    to[float_place(kType, i, column)] = value;
   }
   return finite;
 }
@@ -135,7 +135,9 @@ float to_float(WeightType type, const uint8_t* value) {
 template <WeightType kType>
 void read_float_column(const uint8_t* panel, int64_t k, int64_t column, float* out) {
   constexpr int64_t kSize = kType == WeightType::kF32 ? 4 : 2;
-  for (int64_t i = 0; i < k; ++i) out[i] = to_float(kType, panel + (i * kLanes + column) * kSize);
+  for (int64_t i = 0; i < k; ++i) {
+    out[i] = to_float(kType, panel + float_place(kType, i, column) * kSize);
+  }
 }
 
 float exponent_value(uint8_t exponent) {
@@ -210,7 +212,8 @@ struct ColumnCode {
 };
 
 template <WeightType kType, class Stored, Stored kExponent>
-constexpr ColumnCode kFloatCode = {pack_float_column<Stored, kExponent>, read_float_column<kType>};
+constexpr ColumnCode kFloatCode = {pack_float_column<kType, Stored, kExponent>,
+                                   read_float_column<kType>};
 template <WeightType kType>
 constexpr ColumnCode kQuantCode = {pack_quant_column<kType>, read_quant_column<kType>};
 

@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-#include <chrono>
+#include <algorithm>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,12 +11,16 @@
 namespace treadle {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // How long a thread without work spins, then yields, before it sleeps. Spinning longer takes the
 // core from others; sleeping earlier costs a wake-up between the ops of one step.
 constexpr std::chrono::microseconds kSpin{2};
 constexpr std::chrono::microseconds kYield{50};
+
+// A worker is late when the caller has waited for so long, and for so many times what a piece takes.
+constexpr std::chrono::microseconds kLate{150};
+constexpr int kLatePieces = 4;
+// About a turn of those it shares the core with.
+constexpr std::chrono::milliseconds kRest{3};
 
 void pause_core() {
 #if defined(__x86_64__)
@@ -27,7 +31,7 @@ void pause_core() {
 }
 
 // One turn of waiting, `waited` after its start.
-void wait_a_turn(Clock::duration waited) {
+void wait_a_turn(std::chrono::steady_clock::duration waited) {
   if (waited >= kSpin) {
     sched_yield();
     return;
@@ -92,25 +96,45 @@ void Pool::run(int64_t pieces, PieceFunction function, void* context) {
     for (int64_t piece = 0; piece < pieces; ++piece) function(context, piece, 0);
     return;
   }
+  const Clock::time_point began = Clock::now();
   function_ = function;
   context_ = context;
   done_by_workers_.store(0, std::memory_order_relaxed);
+  late_after_.store(Clock::time_point::max(), std::memory_order_relaxed);
   unclaimed_.store(pack(0, static_cast<uint64_t>(pieces)));
   // Either this load sees the sleeper, or the sleeper's last look sees the pieces.
-  if (sleeping_.load() > 0) {
-    { const std::lock_guard lock(mutex_); }
-    wake_.notify_all();
-  }
+  if (sleeping_.load() > 0) wake_workers();
   int64_t own = 0;
   for (int64_t piece = claim_front(); piece >= 0; piece = claim_front()) {
     function(context, piece, 0);
     ++own;
   }
   if (done_by_workers_.load(std::memory_order_acquire) == pieces - own) return;
+  wait_for_workers(pieces - own, (Clock::now() - began) / (own + 1));
+}
+
+// Until they have finished `pieces`, of which one usually takes `usual`.
+void Pool::wait_for_workers(int64_t pieces, Clock::duration usual) {
   const Clock::time_point start = Clock::now();
-  while (done_by_workers_.load(std::memory_order_acquire) != pieces - own) {
+  late_after_.store(start + std::max<Clock::duration>(kLate, kLatePieces * usual),
+                    std::memory_order_relaxed);
+  while (done_by_workers_.load(std::memory_order_acquire) != pieces) {
     wait_a_turn(Clock::now() - start);
   }
+}
+
+void Pool::rouse() {
+  if (sleeping_.load() == 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    roused_ = true;
+  }
+  wake_.notify_all();
+}
+
+void Pool::wake_workers() {
+  { const std::lock_guard lock(mutex_); }
+  wake_.notify_all();
 }
 
 void Pool::work(int thread) {
@@ -119,11 +143,19 @@ void Pool::work(int thread) {
     const int64_t piece = claim_back();
     if (piece >= 0) {
       function_(context_, piece, thread);
+      const Clock::time_point late_after = late_after_.load(std::memory_order_relaxed);
       done_by_workers_.fetch_add(1, std::memory_order_release);
+      if (late_after != Clock::time_point::max() && Clock::now() > late_after) rest();
     } else if (!wait_for_pieces()) {
       return;
     }
   }
+}
+
+// Nobody waits for a worker that has no piece, so it need not be woken but to end.
+void Pool::rest() {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, kRest, [this] { return stopping_.load(); });
 }
 
 // False when the pool closes.
@@ -136,8 +168,9 @@ bool Pool::wait_for_pieces() {
   }
   std::unique_lock lock(mutex_);
   sleeping_.fetch_add(1);
-  wake_.wait(lock, [this] { return has_pieces() || stopping_.load(); });
+  wake_.wait(lock, [this] { return has_pieces() || roused_ || stopping_.load(); });
   sleeping_.fetch_sub(1);
+  if (sleeping_.load() == 0) roused_ = false;
   return !stopping_.load();
 }
 

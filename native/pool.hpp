@@ -3,9 +3,14 @@
 // The caller takes part. Pieces are claimed one by one, by the caller from the front and by workers
 // from the back, so a thread that loses its core holds up the piece it has and nothing else; the
 // caller waits for claimed pieces, never for a thread.
+//
+// A worker that shares its core with others is stopped in the middle of a piece sooner or later, and
+// the caller waits for as long as the others take. A worker that was so late rests: it sleeps without
+// a piece while the others have their turn, and has a claim to the core when it comes back.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -41,12 +46,20 @@ class Pool {
         &callable);
   }
 
+  // Work is about to come: workers that sleep wake up meanwhile.
+  void rouse();
+
   // Ends and joins the workers. Later runs use the caller alone.
   void close();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void work(int thread);
   bool wait_for_pieces();
+  void wait_for_workers(int64_t pieces, Clock::duration usual);
+  void rest();
+  void wake_workers();
   bool has_pieces() const;
   int64_t claim_front();
   int64_t claim_back();
@@ -56,8 +69,11 @@ class Pool {
   // after the claim and no job is replaced while a claimed piece is unfinished.
   alignas(64) std::atomic<uint64_t> unclaimed_{0};
   alignas(64) std::atomic<int64_t> done_by_workers_{0};
+  // When a worker that has not finished its piece is late; known once the caller waits.
+  std::atomic<Clock::time_point> late_after_{Clock::time_point::max()};
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stopping_{false};
+  bool roused_ = false;
   PieceFunction function_ = nullptr;
   void* context_ = nullptr;
   std::mutex mutex_;

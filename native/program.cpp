@@ -7,7 +7,16 @@
 namespace treadle {
 namespace {
 
-int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logits; }
+int64_t count(bool tokens, const StepSizes& sizes) { return tokens ? sizes.tokens : sizes.logit_rows(); }
+
+// Costs of an op whose rows cost the same, its weights once.
+auto cost_of_rows(bool tokens, const Cost& row) {
+  return [tokens, row](const StepSizes& sizes) {
+    Cost all = row * count(tokens, sizes);
+    all.weight_bytes = row.weight_bytes;
+    return all;
+  };
+}
 
 int64_t element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
 
@@ -24,12 +33,20 @@ KVLayer KVPool::layer(int64_t index) const {
   kv.block_size = block_size;
   kv.v_offset = block_size * (kv.grouped ? head_dim : kv.padded_dim) * bytes;
   kv.head_bytes = kv.v_offset + block_size * kv.padded_dim * bytes;
-  kv.block_bytes = kv.head_bytes * kv_heads;
-  kv.data = data + index * blocks * kv.block_bytes;
+  const int64_t layer_bytes = kv.head_bytes * kv_heads;
+  kv.block_bytes = layers * layer_bytes;
+  kv.data = data + index * layer_bytes;
   return kv;
 }
 
-int64_t KVPool::bytes() const { return layers * blocks * layer(0).block_bytes; }
+// As the kernels want it.
+KVLayer Program::kv_layer(const KVPlace& place) const {
+  KVLayer kv = pools_[place.group].layer(place.layer);
+  kv.paired = kernels_.pairs_bf16 && kv.type == KVType::kBF16 && kv.head_dim % 2 == 0;
+  return kv;
+}
+
+int64_t KVPool::bytes() const { return blocks * layer(0).block_bytes; }
 
 Program::Program(std::shared_ptr<Backend> backend, StepInputs inputs, std::vector<KVPool> pools)
     : backend_(std::move(backend)),
@@ -87,21 +104,29 @@ void Program::add_row_op(const char* name, void (*kernel)(const Args&, int64_t, 
     each_row(pool, count(tokens, sizes), width,
              [&](int64_t first, int64_t last) { kernel(args, first, last); });
   };
-  add(name, run, [cost, tokens = x.token_rows](const StepSizes& sizes) {
-    Cost all = cost * count(tokens, sizes);
-    all.weight_bytes = cost.weight_bytes;
-    return all;
-  });
+  add(name, run, cost_of_rows(x.token_rows, cost));
+}
+
+// The same where the kernel fills any region of `out`.
+template <class Args>
+void Program::add_region_op(const char* name, void (*kernel)(const Args&, const Region&),
+                            const Args& args, const Buffer& out, const Cost& cost, Cut cut) {
+  const auto run = [kernel, args, cut, tokens = out.token_rows, width = out.data.width](
+                       Pool& pool, const StepSizes& sizes) {
+    each_region(pool, count(tokens, sizes), width, cut,
+                [&](const Region& region) { kernel(args, region); });
+  };
+  add(name, run, cost_of_rows(out.token_rows, cost));
 }
 
 void Program::rms_norm(const Buffer& x, const Norm& norm, const Buffer& out, bool accumulate) {
   const NormArgs args{x.data, out.data, norm.weight, nullptr, norm.eps, accumulate};
-  add_row_op("rms_norm", kernels_.rms_norm, args, x, norm_cost(args, 4));
+  add_region_op("rms_norm", kernels_.rms_norm, args, out, norm_cost(args, 4), Cut::kRows);
 }
 
 void Program::layer_norm(const Buffer& x, const Norm& norm, const Buffer& out) {
   const NormArgs args{x.data, out.data, norm.weight, norm.bias, norm.eps, false};
-  add_row_op("layer_norm", kernels_.layer_norm, args, x, norm_cost(args, 7));
+  add_region_op("layer_norm", kernels_.layer_norm, args, out, norm_cost(args, 7), Cut::kRows);
 }
 
 void Program::linear(const Buffer& x, const Matrix& matrix, const Buffer& out, const float* bias,
@@ -128,7 +153,7 @@ void Program::rope_store(const Buffer& qkv, int64_t heads, const Rope& rope,
   const RopeArgs args{qkv.data.values,   qkv.data.stride,   heads,
                       rope.cos,          rope.sin,          rope.pairs,
                       rope.interleaved,  inputs_.positions, inputs_.slots[place.group],
-                      norms,             pools_[place.group].layer(place.layer)};
+                      norms,             kv_layer(place)};
   add_row_op("rope_store", kernels_.rope_store, args, qkv, rope_cost(args));
 }
 
@@ -145,34 +170,35 @@ size_t Program::plan_for(const AttentionShape& shape) {
 void Program::attention(const Buffer& qkv, int64_t heads, const KVPlace& place, const Buffer& out,
                         const Masking& masking) {
   const size_t g = place.group;
-  const KVLayer kv = pools_[g].layer(place.layer);
+  const KVLayer kv = kv_layer(place);
   windows_[g] = std::max(windows_[g], masking.window);
-  const AttentionShape shape{heads,
+  const AttentionShape shape{g,
+                             heads,
                              kv.kv_heads,
                              kv.padded_dim,
                              inputs_.max_tokens,
+                             inputs_.max_rows,
                              inputs_.table_blocks[g] * kv.block_size,
                              masking.window,
                              backend_->threads()};
   const size_t plan = plan_for(shape);
   scratch_floats_ =
       std::max(scratch_floats_, attention_scratch_floats(shape.group(), kv.padded_dim));
+  attention_.fit(inputs_.max_tokens, kv.kv_heads);
   const AttentionArgs args{qkv.data.values,   qkv.data.stride,
                            out.data.values,   out.data.stride,
                            heads,             masking,
                            kv,                inputs_.positions,
                            inputs_.table_rows, inputs_.tables[g],
-                           inputs_.table_blocks[g], nullptr};
+                           inputs_.table_blocks[g], nullptr, nullptr};
   add(
       "attention",
-      [this, args, plan](Pool& pool, const StepSizes&) {
-        run_attention(pool, args, plans_[plan]);
+      [this, args, out = out.data, plan](Pool& pool, const StepSizes&) {
+        AttentionOp op{args, {out}, scratch_.get(), scratch_floats_};
+        op.args.partials = partials_.get();
+        attention_.run(pool, kernels_, plans_[plan], op);
       },
       [this, args](const StepSizes& sizes) { return attention_cost_of(args, sizes); });
-  if (!out.data.keep_records) return;
-  // A block of 32 may lie across two KV heads, so this waits for all of them.
-  const Cost row{0, 0, 4 * out.data.width + row_bytes(out.data), 0};
-  add_row_op("quantise", kernels_.quantise, {out.data}, out, row);
 }
 
 Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const {
@@ -184,48 +210,21 @@ Cost Program::attention_cost_of(const AttentionArgs& args, const StepSizes& size
   return all;
 }
 
-void Program::run_attention(Pool& pool, const AttentionArgs& shared, const AttentionPlan& plan) {
-  AttentionArgs args = shared;
-  args.partials = partials_.get();
-  const int64_t kv_heads = args.kv.kv_heads;
-  const int64_t items = static_cast<int64_t>(plan.items().size());
-  // With items enough, one takes all KV heads, so that it can fetch the next while it works.
-  const int64_t step = items >= kItemsPerThread * pool.threads() ? kv_heads : 1;
-  const int64_t ranges = kv_heads / step;
-  pool.each(items * ranges, [&](int64_t i, int thread) {
-    const int64_t head = i % ranges * step;
-    kernels_.attend(args, plan.items()[static_cast<size_t>(i / ranges)], {head, head + step},
-                    scratch(thread));
-  });
-  const int64_t combines = static_cast<int64_t>(plan.combines().size());
-  pool.each(combines * kv_heads, [&](int64_t i, int) {
-    const int64_t group = args.heads / kv_heads;
-    for (int64_t h = i % kv_heads * group; h < (i % kv_heads + 1) * group; ++h) {
-      kernels_.combine(args, plan.combines()[static_cast<size_t>(i / kv_heads)], h);
-    }
-  });
-}
-
 void Program::gated(const Buffer& gate_up, Activation activation, const Buffer& out) {
   const Cost row{0, 0, 4 * gate_up.data.width + row_bytes(out.data),
                  kGatedOperations * out.data.width};
-  add_row_op("gated", kernels_.gated, {gate_up.data, out.data, activation}, gate_up, row);
+  add_region_op("gated", kernels_.gated, {gate_up.data, out.data, activation}, out, row);
 }
 
 void Program::activate(const Buffer& x, Activation activation, const Buffer& out) {
   const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data),
                  (kGatedOperations - 1) * x.data.width};
-  add_row_op("activate", kernels_.activate, {x.data, out.data, activation}, x, row);
+  add_region_op("activate", kernels_.activate, {x.data, out.data, activation}, out, row);
 }
 
 void Program::copy(const Buffer& x, const Buffer& out) {
   const Cost row{0, 0, 4 * x.data.width + row_bytes(out.data), 0};
-  add_row_op("copy", kernels_.copy, {x.data, out.data}, x, row);
-}
-
-void Program::softcap(const Buffer& x, float cap) {
-  const Cost row{0, 0, 8 * x.data.width, 3 * x.data.width};
-  add_row_op("softcap", kernels_.softcap, {x.data, cap}, x, row);
+  add_region_op("copy", kernels_.copy, {x.data, out.data}, out, row);
 }
 
 void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
@@ -248,26 +247,47 @@ void Program::experts(const Buffer& x, const Buffer& router, std::vector<Matrix>
 
 void Program::select(const Buffer& x, const Buffer& out) {
   const auto run = [this, from = x.data, to = out.data](Pool&, const StepSizes& sizes) {
-    for (int64_t l = 0; l < sizes.logits; ++l) {
+    for (int64_t l = 0; l < sizes.logit_rows(); ++l) {
       std::memcpy(to.values + l * to.stride, from.values + inputs_.logit_tokens[l] * from.stride,
                   static_cast<size_t>(to.width) * sizeof(float));
     }
   };
   const Cost row{0, 0, 8 * x.data.width, 0};
-  add("select", run, [row](const StepSizes& sizes) { return row * sizes.logits; });
+  add("select", run, [row](const StepSizes& sizes) { return row * sizes.logit_rows(); });
+}
+
+void Program::head(const Buffer& x, const Matrix& matrix, const Buffer& logits, float cap,
+                   int32_t* likeliest) {
+  finds_likeliest_ = true;
+  const HeadArgs args{x.data, logits.data, cap, likeliest};
+  const auto head = std::make_shared<Head>(kernels_, args, matrix, inputs_.max_logits,
+                                           backend_->threads());
+  head_bytes_ += head->bytes();
+  const bool floats = is_float(matrix.parts[0].type);
+  add(
+      "head",
+      [head](Pool& pool, const StepSizes& sizes) { head->run(pool, sizes.logits, sizes.likeliest); },
+      [head](const StepSizes& sizes) { return head->cost(sizes.logits, sizes.likeliest); },
+      floats ? Unit::kFloats : Unit::kBytes);
 }
 
 void Program::finish() {
   // One cache line apart at least, as threads write them at once.
   scratch_floats_ = round_up(scratch_floats_, kLanes) + kLanes;
-  scratch_ = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(scratch_floats_ * backend_->threads()));
-  int64_t partial = 0;
+  scratch_ = AlignedArray<float>(scratch_floats_ * backend_->threads());
   for (const AttentionPlan& plan : plans_) {
-    partial = std::max(partial, plan.partial_records() * partial_floats(plan.shape().padded_dim));
+    partials_floats_ = std::max(
+        partials_floats_, plan.partial_records() * partial_floats(plan.shape().padded_dim));
   }
-  partials_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(partial));
+  partials_ = AlignedArray<float>(partials_floats_);
   expert_memory_.allocate();
+}
+
+int64_t Program::bytes() const {
+  int64_t total = expert_memory_.bytes() + head_bytes_ + static_cast<int64_t>(sizeof(float)) *
+                      (scratch_floats_ * backend_->threads() + partials_floats_);
+  for (const AttentionPlan& plan : plans_) total += plan.bytes();
+  return total;
 }
 
 }  // namespace treadle

@@ -8,15 +8,19 @@
 #include <memory>
 #include <vector>
 
+#include "aligned_array.hpp"
 #include "attention_plan.hpp"
+#include "attention_run.hpp"
 #include "backend.hpp"
 #include "cost.hpp"
 #include "experts.hpp"
+#include "head.hpp"
 #include "matrix.hpp"
 
 namespace treadle {
 
-// A KV pool as a whole. `data` holds, per layer, all blocks.
+// A KV pool as a whole. `data` holds, per block, all layers: what few requests use lies in few of the
+// huge pages, where a layer's blocks by themselves would begin one for each layer.
 struct KVPool {
   uint8_t* data;
   KVType type;
@@ -48,7 +52,10 @@ struct StepInputs {
 struct StepSizes {
   int64_t tokens;
   int64_t rows;
-  int64_t logits;
+  int64_t logits;     // rows of them that are wanted
+  int64_t likeliest;  // rows behind these of which only the likeliest token is
+
+  int64_t logit_rows() const { return logits + likeliest; }
 };
 
 // A buffer of the program; token_rows tells whether it has a row per token or per row of logits.
@@ -100,12 +107,17 @@ class Program {
   void gated(const Buffer& gate_up, Activation activation, const Buffer& out);
   void activate(const Buffer& x, Activation activation, const Buffer& out);
   void copy(const Buffer& x, const Buffer& out);
-  void softcap(const Buffer& x, float cap);
   void experts(const Buffer& x, const Buffer& router, std::vector<Matrix> gate_up,
                std::vector<Matrix> down, const Buffer& out, const Routing& routing);
   void select(const Buffer& x, const Buffer& out);
+  // The last product. Of rows that want no logits the token is left in `likeliest`.
+  void head(const Buffer& x, const Matrix& matrix, const Buffer& logits, float cap,
+            int32_t* likeliest);
   // Allocates what the ops share. No op may follow.
   void finish();
+  // What ops share: allocated when the recording ends, and nothing after that. Buffers, which are
+  // the caller's, are not counted.
+  int64_t bytes() const;
 
   // Throws std::invalid_argument for sizes or indices out of range.
   void run(const StepSizes& sizes);
@@ -131,8 +143,12 @@ class Program {
   template <class Args>
   void add_row_op(const char* name, void (*kernel)(const Args&, int64_t, int64_t),
                   const Args& args, const Buffer& x, const Cost& cost);
+  template <class Args>
+  void add_region_op(const char* name, void (*kernel)(const Args&, const Region&),
+                     const Args& args, const Buffer& out, const Cost& cost,
+                     Cut cut = Cut::kRowsAndColumns);
   Cost attention_cost_of(const AttentionArgs& args, const StepSizes& sizes) const;
-  void run_attention(Pool& pool, const AttentionArgs& args, const AttentionPlan& plan);
+  KVLayer kv_layer(const KVPlace& place) const;
   size_t plan_for(const AttentionShape& shape);
   float* scratch(int thread) const { return scratch_.get() + thread * scratch_floats_; }
 
@@ -148,10 +164,14 @@ class Program {
   // Bounds of token ids and of positions.
   int64_t vocabulary_;
   int64_t positions_;
+  bool finds_likeliest_ = false;
   int64_t scratch_floats_ = 0;
-  std::unique_ptr<float[]> scratch_;
-  std::unique_ptr<float[]> partials_;
+  int64_t partials_floats_ = 0;
+  AlignedArray<float> scratch_;
+  AlignedArray<float> partials_;
+  AttentionRun attention_;
   ExpertMemory expert_memory_;
+  int64_t head_bytes_ = 0;
 };
 
 }  // namespace treadle

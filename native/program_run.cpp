@@ -40,7 +40,9 @@ void Program::check_group(const StepSizes& sizes, size_t group) const {
 void Program::check(const StepSizes& sizes) const {
   require(sizes.tokens >= 0 && sizes.tokens <= inputs_.max_tokens, "too many tokens for a step");
   require(sizes.rows >= 0 && sizes.rows <= inputs_.max_rows, "too many rows for a step");
-  require(sizes.logits >= 0 && sizes.logits <= inputs_.max_logits, "too many logits for a step");
+  require(sizes.logits >= 0 && sizes.likeliest >= 0 && sizes.logit_rows() <= inputs_.max_logits,
+          "too many logits for a step");
+  require(sizes.likeliest == 0 || finds_likeliest_, "the program was recorded without a head");
   require(inputs_.row_starts[0] == 0 && inputs_.row_starts[sizes.rows] == sizes.tokens,
           "row_starts do not cover the tokens");
   for (int64_t r = 0; r < sizes.rows; ++r) {
@@ -58,7 +60,7 @@ void Program::check(const StepSizes& sizes) const {
     require(inputs_.positions[t] >= 0 && inputs_.positions[t] < positions_,
             "a position is past the last of the model");
   }
-  for (int64_t l = 0; l < sizes.logits; ++l) {
+  for (int64_t l = 0; l < sizes.logit_rows(); ++l) {
     require(inputs_.logit_tokens[l] >= 0 && inputs_.logit_tokens[l] < sizes.tokens,
             "logits are asked of a token that the step does not have");
   }
@@ -68,12 +70,15 @@ void Program::check(const StepSizes& sizes) const {
 void Program::prepare(const StepSizes& sizes) {
   check(sizes);
   for (AttentionPlan& plan : plans_) {
-    plan.make(inputs_.positions, inputs_.row_starts, sizes.rows);
+    const size_t group = plan.shape().kv_group;
+    plan.make({sizes.rows, inputs_.positions, inputs_.row_starts, inputs_.table_rows,
+               inputs_.tables[group], inputs_.table_blocks[group], pools_[group].block_size});
   }
 }
 
 void Program::run(const StepSizes& sizes) {
   backend_->with_pool([&](Pool& pool) {
+    pool.rouse();
     prepare(sizes);
     for (const Op& op : ops_) op.run(pool, sizes);
   });

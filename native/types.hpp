@@ -44,8 +44,7 @@ struct QuantRecord {
 };
 
 // One part of a matrix: n columns of one type, in panels of kLanes columns. `column` is where the
-// part begins in the output. A float panel is [k][16] in the stored type, a quantised one as
-// formats.hpp says.
+// part begins in the output. formats.hpp says what a panel is.
 struct Part {
   WeightType type;
   const uint8_t* data;
@@ -64,6 +63,15 @@ struct LinearArgs {
   const float* bias;  // of the whole matrix, or null
   bool accumulate;
   bool stream;  // weights are read once, so fetch them ahead
+};
+
+// What a row kernel writes: some rows, and of them some columns. Rows begin with a row tile and
+// columns with a block, or one item's records would share lines with another's.
+struct Region {
+  int64_t first_row;
+  int64_t last_row;
+  int64_t first_column;
+  int64_t last_column;
 };
 
 struct NormArgs {
@@ -99,10 +107,14 @@ struct QuantiseArgs {
 // One layer of a KV pool. Per block and KV head: K, then V. Where the block size is a multiple of
 // kLanes, K is stored in groups of 16 tokens as [group][head_dim][16], so that a vector holds one
 // dimension of 16 tokens; else as rows like V. V is [token][padded_dim].
+//
+// Kernels that multiply pairs of bf16 want both numbers of a pair together. Where `paired`, K of a
+// group is [head_dim / 2][16][2], and V of grouped blocks [token / 2][padded_dim][2].
 struct KVLayer {
   uint8_t* data;
   KVType type;
   bool grouped;
+  bool paired;
   int64_t kv_heads;
   int64_t head_dim;
   int64_t padded_dim;
@@ -161,18 +173,26 @@ struct AttentionArgs {
   const int32_t* table_rows;
   const int32_t* table;
   int64_t table_stride;
+  // The rest is the plan's of the step.
+  const int32_t* tokens;
   float* partials;
 };
 
-// Some consecutive tokens of one row against some pieces of its context. With `partial` < 0 the
-// pieces are all there are and the output is written; else each piece's result is left in the
-// partials, from that index on, as [piece][query] records of partial_floats().
+// Where an item's results go: to the output, if its pieces are all there are, or to the partials,
+// as the one record that the pieces so far come to, or as a record per piece.
+enum class Result : int32_t { kOutput, kFolded, kPieces };
+
+// Some tokens against some pieces of their context. The tokens are [first, first + count) of the
+// plan's list, ascending in position where they see only part of a piece; `row` is one whose block
+// table all of them share as far as these pieces go. Records are [piece][token][head], from index
+// `partial` on, of partial_floats() each.
 struct AttentionItem {
   int32_t row;
-  int32_t token;
+  int32_t first;
   int32_t count;
   int32_t first_piece;
   int32_t pieces;
+  Result result;
   int64_t partial;
 };
 
@@ -182,12 +202,18 @@ struct HeadRange {
   int64_t last;
 };
 
-// Adds up the partials of one token, all the pieces it sees, and writes its output.
+// Records of one token, `stride` apart.
+struct Records {
+  int64_t partial;
+  int64_t stride;
+  int32_t count;
+};
+
+// Adds up the records of one token, of the pieces it shares with others and then of those it does
+// not, and writes its output.
 struct CombineItem {
   int32_t token;
-  int32_t pieces;
-  int64_t partial;
-  int64_t piece_stride;
+  Records runs[2];
 };
 
 // maximum, sum, then the weighted values
@@ -199,9 +225,11 @@ static constexpr int64_t tile_positions(int64_t group) {
   return group >= 48 ? 1 : (48 / group < 16 ? 48 / group : 16);
 }
 
+// Rounded queries take half a float per value, scores one per token of a piece: never both.
 static constexpr int64_t attention_scratch_floats(int64_t group, int64_t padded_dim) {
   const int64_t queries = round_up(tile_positions(group) * group, kLanes);
-  return queries * (kPiece + padded_dim + 6) + 2 * kPiece * padded_dim + 4 * kLanes;
+  const int64_t each = (padded_dim / 2 > kPiece ? padded_dim / 2 : kPiece) + padded_dim + 6;
+  return queries * each + 2 * kPiece * padded_dim + 4 * kLanes;
 }
 
 // The choice of experts per row of router logits: top_k per row, ascending by expert.
@@ -232,15 +260,16 @@ struct MixArgs {
 // The kernels of one instruction set. Ranges are [first, last).
 struct Kernels {
   const char* name;
+  bool pairs_bf16;  // attention multiplies pairs of bf16 where K and V are of that type
   void (*linear[kWeightTypes])(const LinearArgs&, int64_t first_panel, int64_t last_panel,
                                int64_t first_row, int64_t last_row);
-  void (*rms_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
-  void (*layer_norm)(const NormArgs&, int64_t first_row, int64_t last_row);
-  void (*gated)(const ActivationArgs&, int64_t first_row, int64_t last_row);
-  void (*activate)(const ActivationArgs&, int64_t first_row, int64_t last_row);
-  void (*copy)(const CopyArgs&, int64_t first_row, int64_t last_row);
-  void (*softcap)(const SoftcapArgs&, int64_t first_row, int64_t last_row);
-  void (*quantise)(const QuantiseArgs&, int64_t first_row, int64_t last_row);
+  void (*rms_norm)(const NormArgs&, const Region&);
+  void (*layer_norm)(const NormArgs&, const Region&);
+  void (*gated)(const ActivationArgs&, const Region&);
+  void (*activate)(const ActivationArgs&, const Region&);
+  void (*copy)(const CopyArgs&, const Region&);
+  void (*softcap)(const SoftcapArgs&, const Region&);
+  void (*quantise)(const QuantiseArgs&, const Region&);
   void (*rope_store)(const RopeArgs&, int64_t first_token, int64_t last_token);
   void (*attend)(const AttentionArgs&, const AttentionItem&, const HeadRange&, float* scratch);
   void (*combine)(const AttentionArgs&, const CombineItem&, int64_t head);

@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 import openvino as ov  # noqa: E402
 import openvino_genai as genai  # noqa: E402
 
-from benchmarks.drivers.protocol import Ask, Times, run  # noqa: E402
+from benchmarks.drivers.protocol import Ask, Asked, Times, run  # noqa: E402
 
 
 def load(model: str, threads: int) -> Ask:
@@ -27,11 +27,12 @@ def load(model: str, threads: int) -> Ask:
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
         "ENABLE_CPU_PINNING": True,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "64",
     }
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
     serial = 0
 
-    def ask(prompts: Sequence[Sequence[int]], output_len: int, times: Times) -> None:
+    def answer(prompts: Sequence[Sequence[int]], output_len: int, times: Times) -> None:
         nonlocal serial
         config = genai.GenerationConfig()
         config.max_new_tokens = output_len
@@ -47,6 +48,12 @@ def load(model: str, threads: int) -> Ask:
             for at, handle in enumerate(handles):
                 while handle.can_read():
                     times.note(at, sum(len(out.generated_ids) for out in handle.read().values()))
+
+    def ask(asked: Asked, times: Times) -> None:
+        if asked.cached_len:
+            answer([asked.prefix], 1, Times([asked.prefix]))
+        times.start()
+        answer(asked.prompts, asked.output_len, times)
 
     return ask
 

@@ -6,7 +6,6 @@ Reads a model folder, or a GGUF file, whose weights it turns into bfloat16.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from benchmarks.drivers.protocol import Ask, Times, run  # noqa: E402
+from benchmarks.drivers.protocol import Ask, Asked, Times, run  # noqa: E402
 
 
 def load(model: str, threads: int) -> Ask:
@@ -30,13 +29,14 @@ def load(model: str, threads: int) -> Ask:
     ).eval()
 
     @torch.inference_mode()
-    def ask(prompts: Sequence[Sequence[int]], output_len: int, times: Times) -> None:
-        ids = torch.tensor(prompts)
+    def ask(asked: Asked, times: Times) -> None:
+        ids = torch.tensor(asked.prompts)
+        times.start()
         cache = transformers.DynamicCache()
-        for _ in range(output_len):
+        for _ in range(asked.output_len):
             logits = network(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             ids = logits[:, -1].argmax(-1, keepdim=True)
-            for at in range(len(prompts)):
+            for at in range(len(asked.prompts)):
                 times.note(at)
 
     return ask

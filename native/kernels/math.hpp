@@ -8,11 +8,13 @@ namespace {
 // 2^n for n in [-126, 127].
 inline F power_of_two(I n) { return from_bits(shift_left<23>(add(n, set1(127)))); }
 
-// exp(x) over the whole float range: 0 at -inf, inf from 88.73 on, subnormals rounded once, NaN
-// kept. x = n ln 2 + r; exp(r) = 1 + r + r² q(r) with q fitted for |r| <= ln 2 / 2, good to 4e-9.
-inline F exponential(F x) {
-  // NaN survives: max and min return their second operand then.
-  x = min(set1(89.0f), max(set1(-104.0f), x));
+// exp(x) = 2^n value. x = n ln 2 + r; value = exp(r) = 1 + r + r² q(r) with q fitted for
+// |r| <= ln 2 / 2, good to 4e-9.
+struct PowerOfE {
+  F value;
+  I n;
+};
+inline PowerOfE power_of_e(F x) {
   const I n = to_int(mul(x, set1(0x1.715476p+0f)));
   const F whole = to_float(n);
   F r = fma(whole, set1(-0x1.62e400p-1f), x);
@@ -22,10 +24,23 @@ inline F exponential(F x) {
   q = fma(q, r, set1(0x1.5558f2p-5f));
   q = fma(q, r, set1(0x1.555492p-3f));
   q = fma(q, r, set1(0x1.fffffcp-2f));
-  const F value = add(set1(1.0f), fma(mul(r, r), q, r));
+  return {add(set1(1.0f), fma(mul(r, r), q, r)), n};
+}
+
+// exp(x) over the whole float range: 0 at -inf, inf from 88.73 on, subnormals rounded once, NaN
+// kept.
+inline F exponential(F x) {
+  // NaN survives: max and min return their second operand then.
+  const PowerOfE power = power_of_e(min(set1(89.0f), max(set1(-104.0f), x)));
   // Two steps, since 2^n itself leaves the float range at both ends.
-  const I half = shift_right<1>(n);
-  return mul(mul(value, power_of_two(half)), power_of_two(sub(n, half)));
+  const I half = shift_right<1>(power.n);
+  return mul(mul(power.value, power_of_two(half)), power_of_two(sub(power.n, half)));
+}
+
+// The same for x in [-87, 88], NaN kept.
+inline F exponential_within(F x) {
+  const PowerOfE power = power_of_e(x);
+  return mul(power.value, power_of_two(power.n));
 }
 
 inline F magnitude(F x) { return from_bits(bit_and(bits(x), set1(0x7fffffff))); }
@@ -74,9 +89,15 @@ inline F normal_chance(F x) {
   return select(greater(x, zero()), sub(one, below), below);
 }
 
-inline F silu(F x) {
-  return div(x, add(set1(1.0f), exponential(sub(zero(), x))));
+// x / (1 + exp(-t)), t of the sign of x and NaN with it; 0, nearly, for x below -88. Of what it is
+// divided by nothing can overflow, so 2^n takes one step.
+inline F times_logistic(F x, F t) {
+  const F bound = set1(88.0f);
+  const F minus_t = max(set1(-87.0f), min(bound, sub(zero(), t)));
+  return div(max(sub(zero(), bound), x), add(set1(1.0f), exponential_within(minus_t)));
 }
+
+inline F silu(F x) { return times_logistic(x, x); }
 
 inline F gelu(F x) { return mul(x, normal_chance(x)); }
 
@@ -84,7 +105,7 @@ inline F gelu(F x) { return mul(x, normal_chance(x)); }
 // u = sqrt(2 / pi) (x + 0.044715 x³).
 inline F gelu_tanh(F x) {
   const F cubic = fma(mul(set1(0.044715f), mul(x, x)), x, x);
-  return div(x, add(set1(1.0f), exponential(mul(set1(-1.5957691216f), cubic))));
+  return times_logistic(x, mul(set1(1.5957691216f), cubic));
 }
 
 }  // namespace

@@ -18,12 +18,29 @@ float fold(int64_t n, AddTo add_to) {
 }
 
 // What an RMS norm multiplies a row with.
-inline F inverse_rms(const float* x, int64_t n, float eps) {
+inline float inverse_rms(const float* x, int64_t n, float eps) {
   const float squares = fold(n, [&](F sum, int64_t i, int64_t left) {
     const F v = load_upto(x + i, left);
     return fma(v, v, sum);
   });
-  return set1(1.0f / square_root(squares / static_cast<float>(n) + eps));
+  return 1.0f / square_root(squares / static_cast<float>(n) + eps);
+}
+
+// What a layer norm takes off a row, and then multiplies it with.
+struct Centred {
+  float mean;
+  float inverse;
+};
+inline Centred centre(const float* x, int64_t n, float eps) {
+  const float sum = fold(n, [&](F so_far, int64_t i, int64_t left) {
+    return add(so_far, load_upto(x + i, left));
+  });
+  const float mean = sum / static_cast<float>(n);
+  const float squares = fold(n, [&](F so_far, int64_t i, int64_t left) {
+    const F apart = select(first_lanes(left), sub(load_upto(x + i, left), set1(mean)), zero());
+    return fma(apart, apart, so_far);
+  });
+  return {mean, 1.0f / square_root(squares / static_cast<float>(n) + eps)};
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 // Norms x [count], `span` values at a time.
 void norm_spans(float* x, int64_t count, int64_t span, const float* weight, float eps) {
   for (int64_t first = 0; first < count; first += span, x += span) {
-    const F inverse = inverse_rms(x, span, eps);
+    const F inverse = set1(inverse_rms(x, span, eps));
     for (int64_t i = 0; i < span; i += kLanes) {
       const int64_t n = span - i;
       store(x + i, mul(mul(load_upto(x + i, n), inverse), load_upto(weight + i, n)), n);
@@ -66,6 +66,33 @@ void store_rounded(Brain* p, F x) {
   store_low16(reinterpret_cast<uint16_t*>(p), select(equal(x, x), rounded, nan));
 }
 
+// Into grouped blocks of pairs. Another thread may be writing the other halves of the pairs.
+void store_paired(const RopeArgs& a, int64_t token) {
+  const KVLayer& kv = a.kv;
+  const int64_t slot = a.slots[token];
+  const int64_t offset = slot % kv.block_size;
+  const float* k = a.qkv + token * a.stride + a.heads * kv.head_dim;
+  const float* v = k + kv.kv_heads * kv.head_dim;
+  for (int64_t h = 0; h < kv.kv_heads; ++h, k += kv.head_dim, v += kv.head_dim) {
+    uint8_t* head = kv.data + slot / kv.block_size * kv.block_bytes + h * kv.head_bytes;
+    auto* keys = reinterpret_cast<uint32_t*>(head) + offset / kLanes * kLanes * kv.head_dim / 2 +
+                 offset % kLanes;
+    auto* values = reinterpret_cast<uint16_t*>(head + kv.v_offset) +
+                   offset / 2 * 2 * kv.padded_dim + offset % 2;
+    for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
+      const int64_t n = kv.head_dim - d < kLanes ? kv.head_dim - d : kLanes;
+      Brain key[kLanes];
+      Brain value[kLanes];
+      store_rounded(key, load_upto(k + d, n));
+      store_rounded(value, load_upto(v + d, n));
+      for (int64_t i = 0; i < n; i += 2) {
+        keys[(d + i) / 2 * kLanes] = key[i].bits | uint32_t{key[i + 1].bits} << 16;
+      }
+      for (int64_t i = 0; i < n; ++i) values[(d + i) * 2] = value[i].bits;
+    }
+  }
+}
+
 template <class T>
 void store_kv(const RopeArgs& a, int64_t token) {
   const KVLayer& kv = a.kv;
@@ -109,6 +136,10 @@ void rope_store(const RopeArgs& a, int64_t first_token, int64_t last_token) {
       } else {
         rotate_halves(head, cos, sin, a.pairs);
       }
+    }
+    if (a.kv.paired && a.kv.grouped) {
+      store_paired(a, token);
+      continue;
     }
     switch (a.kv.type) {
       case KVType::kF32:

@@ -49,6 +49,14 @@ inline void store(float* p, F x) {
   _mm256_storeu_ps(p, x.lo);
   _mm256_storeu_ps(p + 8, x.hi);
 }
+inline I load(const int32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline void store(int32_t* p, I x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.hi);
+}
 inline void store(float* p, F x, int64_t n) {
   const Mask m = first_lanes(n);
   _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), x.lo);
@@ -229,6 +237,33 @@ inline int32_t max_lanes(I a) {
   const __m256i m = _mm256_max_epi32(a.lo, a.hi);
   return _mm_cvtsi128_si32(
       fold_max(_mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1))));
+}
+// Lane r is the largest lane of row r.
+inline I max_of_rows(const I (&rows)[16]) {
+  alignas(32) int32_t tops[16];
+  for (int r = 0; r < 16; ++r) tops[r] = max_lanes(rows[r]);
+  const __m256i* at = reinterpret_cast<const __m256i*>(tops);
+  return {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+}
+// The sums of the halves of four rows: of the first halves, then of the last.
+inline __m256i sum_halves_of_four(const int8_t (*rows)[32]) {
+  __m256i fours[4];
+  for (int r = 0; r < 4; ++r) {
+    const __m256i row = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[r]));
+    fours[r] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), row),
+                                 _mm256_set1_epi16(1));
+  }
+  return _mm256_hadd_epi32(_mm256_hadd_epi32(fours[0], fours[1]),
+                           _mm256_hadd_epi32(fours[2], fours[3]));
+}
+// Lane r is the sum of the first, or the last, 16 numbers of row r.
+inline void sum_halves(const int8_t (&rows)[16][32], I& low, I& high) {
+  const __m256i a = sum_halves_of_four(rows);
+  const __m256i b = sum_halves_of_four(rows + 4);
+  const __m256i c = sum_halves_of_four(rows + 8);
+  const __m256i d = sum_halves_of_four(rows + 12);
+  low = {_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(c, d, 0x20)};
+  high = {_mm256_permute2x128_si256(a, b, 0x31), _mm256_permute2x128_si256(c, d, 0x31)};
 }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 

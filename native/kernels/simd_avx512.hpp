@@ -1,5 +1,5 @@
-// Sixteen lanes in one AVX-512 register, for both variants that have it. The same functions, and lane by lane the same results, as
-// in the other variants.
+// Sixteen lanes in one AVX-512 register, for both variants that have it. The same functions, and
+// lane by lane the same results, as in the other variants.
 #pragma once
 
 #include <immintrin.h>
@@ -38,6 +38,8 @@ inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F load(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(tail(n), p)}; }
 inline void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+inline I load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store(int32_t* p, I x) { _mm512_storeu_si512(p, x.v); }
 inline void store(float* p, F x, int64_t n) { _mm512_mask_storeu_ps(p, tail(n), x.v); }
 inline F load(const Half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -148,6 +150,56 @@ inline float sum_lanes(F a) {
 inline float max_lanes(F a) { return _mm512_reduce_max_ps(a.v); }
 inline int32_t sum_lanes(I a) { return _mm512_reduce_add_epi32(a.v); }
 inline int32_t max_lanes(I a) { return _mm512_reduce_max_epi32(a.v); }
+
+// Folds four rows of four lanes, in each quarter of the vectors; lane r of a quarter is row r's.
+template <class Fold>
+[[gnu::always_inline]] inline __m512i fold_quarters(const __m512i (&rows)[4], Fold fold) {
+  const __m512i low = fold(_mm512_unpacklo_epi64(rows[0], rows[1]),
+                           _mm512_unpackhi_epi64(rows[0], rows[1]));
+  const __m512i high = fold(_mm512_unpacklo_epi64(rows[2], rows[3]),
+                            _mm512_unpackhi_epi64(rows[2], rows[3]));
+  const __m512 a = _mm512_castsi512_ps(low);
+  const __m512 b = _mm512_castsi512_ps(high);
+  return fold(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+              _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
+}
+// Lane r is the largest lane of row r.
+inline I max_of_rows(const I (&rows)[16]) {
+  const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+  const auto halves = [&](int i, int j) {
+    return larger(_mm512_inserti64x4(rows[i].v, _mm512_castsi512_si256(rows[j].v), 1),
+                  _mm512_shuffle_i64x2(rows[i].v, rows[j].v, 0xee));
+  };
+  __m512i quarters[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = halves(i, i + 4);
+    const __m512i b = halves(i + 8, i + 12);
+    quarters[i] = larger(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  }
+  return {fold_quarters(quarters, larger)};
+}
+// Lane r is the sum of the first, or the last, 16 numbers of row r.
+inline void sum_halves(const int8_t (&rows)[16][32], I& low, I& high) {
+  const auto sum = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+  __m512i even_odd[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    // Of two rows each, in quarters: both halves of the one, then of the other.
+    __m512i pairs[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1),
+                                     _mm512_loadu_si512(rows[8 * i + 2 * j]));
+    }
+    even_odd[i] = fold_quarters(pairs, sum);
+  }
+  const __m512i lows =
+      _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+  low.v = _mm512_permutex2var_epi32(even_odd[0], lows, even_odd[1]);
+  high.v = _mm512_permutex2var_epi32(
+      even_odd[0], _mm512_add_epi32(lows, _mm512_set1_epi32(4)), even_odd[1]);
+}
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 }  // namespace

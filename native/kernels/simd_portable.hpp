@@ -61,6 +61,12 @@ inline F load(const float* p, int64_t n) {
   return r;
 }
 inline void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+inline I load(const int32_t* p) {
+  I r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
+inline void store(int32_t* p, I x) { __builtin_memcpy(p, &x, sizeof x); }
 inline void store(float* p, F x, int64_t n) {
   __builtin_memcpy(p, &x, sizeof(float) * (n < kLanes ? n : kLanes));
 }
@@ -308,6 +314,21 @@ inline int32_t max_lanes(I a) {
     r = x > r ? x : r;
   }
   return r;
+}
+// Lane r is the largest lane of row r.
+inline I max_of_rows(const I (&rows)[16]) {
+  I r;
+  for (int i = 0; i < 16; ++i) r.part[i / 4][i % 4] = max_lanes(rows[i]);
+  return r;
+}
+// Lane r is the sum of the first, or the last, 16 numbers of row r.
+inline void sum_halves(const int8_t (&rows)[16][32], I& low, I& high) {
+  for (int r = 0; r < 16; ++r) {
+    int32_t sums[2] = {0, 0};
+    for (int i = 0; i < 32; ++i) sums[i / 16] += rows[r][i];
+    low.part[r / 4][r % 4] = sums[0];
+    high.part[r / 4][r % 4] = sums[1];
+  }
 }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 

@@ -9,6 +9,7 @@ namespace treadle::TREADLE_VARIANT {
 extern const Kernels kernels;
 const Kernels kernels = {
     .name = TREADLE_TEXT(TREADLE_VARIANT),
+    .pairs_bf16 = kPairsBF16,
     .linear = {linear_float<WeightType::kF32>, linear_float<WeightType::kF16>,
                linear_float<WeightType::kBF16>, linear_quant<WeightType::kQ4_0>,
                linear_quant<WeightType::kQ4_1>, linear_quant<WeightType::kQ5_0>,

@@ -23,19 +23,30 @@
 
 #include "math.hpp"
 
+// Whether the variant has instructions for pairs of bf16.
+#if TREADLE_VARIANT_NUMBER == TREADLE_VARIANT_avx512bf16
+#define TREADLE_PAIRS_BF16 1
+#endif
+
 namespace treadle::TREADLE_VARIANT {
+
+#if defined(TREADLE_PAIRS_BF16)
+constexpr bool kPairsBF16 = true;
+#else
+constexpr bool kPairsBF16 = false;
+#endif
 
 template <WeightType kType>
 void linear_float(const LinearArgs&, int64_t, int64_t, int64_t, int64_t);
 template <WeightType kType>
 void linear_quant(const LinearArgs&, int64_t, int64_t, int64_t, int64_t);
-void rms_norm(const NormArgs&, int64_t, int64_t);
-void layer_norm(const NormArgs&, int64_t, int64_t);
-void gated(const ActivationArgs&, int64_t, int64_t);
-void activate(const ActivationArgs&, int64_t, int64_t);
-void copy(const CopyArgs&, int64_t, int64_t);
-void softcap(const SoftcapArgs&, int64_t, int64_t);
-void quantise(const QuantiseArgs&, int64_t, int64_t);
+void rms_norm(const NormArgs&, const Region&);
+void layer_norm(const NormArgs&, const Region&);
+void gated(const ActivationArgs&, const Region&);
+void activate(const ActivationArgs&, const Region&);
+void copy(const CopyArgs&, const Region&);
+void softcap(const SoftcapArgs&, const Region&);
+void quantise(const QuantiseArgs&, const Region&);
 void rope_store(const RopeArgs&, int64_t, int64_t);
 void attend(const AttentionArgs&, const AttentionItem&, const HeadRange&, float*);
 void combine(const AttentionArgs&, const CombineItem&, int64_t);

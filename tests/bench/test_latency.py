@@ -4,11 +4,14 @@ model."""
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.tiny import tiny_llama
+from treadle.bench.burners import Burners
 from treadle.bench.latency import Batch, iteration_of, measure_latency, show_latency
 from treadle.bench.load import Answer
 from treadle.bench.throughput import Requests, measure_throughput, show_throughput
@@ -58,6 +61,39 @@ def test_latency_of_a_model(path: Path) -> None:
     assert tpot.min <= tpot.p50 <= tpot.p90 <= tpot.p99 <= tpot.max
     assert report.floor is not None
     assert report.floor.reached == pytest.approx(report.floor.step_s / tpot.p50)
+
+
+def test_latency_beside_burners(path: Path) -> None:
+    batch = Batch(input_len=8, output_len=6, iterations=3, warmup=0, burners=2)
+    report = measure_latency(settings(path), path, batch)
+    burdened = report.burdened
+    assert burdened is not None
+    assert len(report.iterations) == len(burdened.iterations) == 3
+    quiet, loud = report.summary["tpot_s"].p50, burdened.summary["tpot_s"].p50
+    assert burdened.slow_down == pytest.approx(loud / quiet)
+    text = "\n".join(show_latency(report))
+    assert "beside 2 burners" in text
+    assert "Slow-down of the median" in text
+
+
+def test_burners_use_processors_only_while_they_burn() -> None:
+    def used() -> float:
+        ticks = 0
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            ticks += sum(map(int, Path(f"/proc/{child}/stat").read_text().split()[13:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    with Burners(1) as burners:
+        with burners.burning():
+            deadline = time.monotonic() + 10
+            while used() < 0.1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert used() >= 0.1
+        time.sleep(0.02)  # until it has stopped
+        before = used()
+        time.sleep(0.1)
+        assert used() == before
+    assert used() == 0, "they have ended"
 
 
 def test_what_has_no_floor(path: Path) -> None:

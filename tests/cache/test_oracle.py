@@ -95,3 +95,46 @@ def test_reuse_by_block_size(index: str, block_size: int, reused: int) -> None:
     cache.grow(lease, -(-len(first) // block_size))
     cache.release(lease, first, len(first))
     assert cache.match(second, "").num_tokens == reused
+
+
+@pytest.mark.parametrize("index", ["radix", "hashed", "none"])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_a_match_lasts_as_long_as_the_version(index: str, block_size: int) -> None:
+    """In a pool so small that prefixes come and go all the time."""
+    rng = random.Random(7)
+    cache = build_prefix_cache(index, 120 // block_size, block_size)
+    alive: list[tuple[Lease, list[int], int]] = []
+    probes = [(random_prompt(rng, 70), rng.choice(["", "a"])) for _ in range(4)]
+    seen = {number: (-1, cache.match(*probe)) for number, probe in enumerate(probes)}
+    num_same = 0
+
+    def look() -> None:
+        nonlocal num_same
+        for number, probe in enumerate(probes):
+            version, match = seen[number]
+            now = cache.match(*probe)
+            if version == cache.version:
+                num_same += 1
+                assert now[:3] == match[:3]
+            seen[number] = cache.version, now
+
+    for _ in range(1500):
+        look()
+        if alive and rng.random() < 0.5:
+            lease, tokens, computed = alive.pop(rng.randrange(len(alive)))
+            if rng.random() < 0.5 and computed < len(tokens):
+                computed = rng.randint(computed, len(tokens))
+                decode = rng.random() < 0.5
+                cache.free(cache.publish(lease, tokens, computed, decode=decode).surplus)
+                alive.append((lease, tokens, computed))
+            else:
+                cache.release(lease, tokens, computed)
+            continue
+        tokens, salt = rng.choice(probes) if rng.random() < 0.3 else (random_prompt(rng, 70), "")
+        lease = cache.lease(match := cache.match(tokens, salt), salt)
+        look()
+        if cache.grow(lease, -(-len(tokens) // block_size) - len(lease.blocks)) is None:
+            cache.release(lease, tokens, match.num_tokens)
+        else:
+            alive.append((lease, tokens, match.num_tokens))
+    assert num_same > 100

@@ -35,6 +35,7 @@ LAPTOP = Hardware(
     memory_bytes=24 * 2**30,
     available_bytes=23 * 2**30,
     available_from="free memory",
+    multiplies_bf16=False,
     variants=("avx2", "portable"),
 )
 

@@ -149,7 +149,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     values = {v["name"]: v for section in report["sections"] for v in section["values"]}
     assert values["max_num_seqs"]["value"] == 3
     assert values["max_num_seqs"]["sentence"] == "--max-running-requests 3"
-    assert values["kv_dtype"]["source"] == "default"
+    assert values["block_size"]["source"] == "default"
     assert run([*arguments, "--diff", "vllm", "sglang", "--device", "h100-80gb"]) == 0
     assert "Different rule" in capsys.readouterr().out
     assert run(["explain", model, "--device", "gpu9"]) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from treadle.config.hardware import detect_hardware, usable_cores
+from treadle.kernels.native.backend import available_variants
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -49,6 +50,21 @@ def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
     }
     machine = detect_hardware(write(tmp_path, {**MEMORY, **limited}))
     assert machine.available_bytes == 200000
+
+
+def test_processors_that_multiply_bf16(tmp_path: Path) -> None:
+    others = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni"
+    for flags, multiplies in (others, False), (f"{others} avx512_bf16 amx_bf16", True):
+        cpu = f"vmx flags\t: ept\nmodel name\t: any\nflags\t\t: fpu {flags}\n"
+        machine = detect_hardware(write(tmp_path, {**MEMORY, "proc/cpuinfo": cpu}))
+        assert (machine.cpu, machine.multiplies_bf16) == ("any", multiplies)
+    (tmp_path / "proc/cpuinfo").unlink()
+    machine = detect_hardware(tmp_path)
+    assert (machine.cpu, machine.multiplies_bf16) == ("unknown processor", False)
+
+
+def test_the_machine_here_agrees_with_the_kernels() -> None:
+    assert detect_hardware().multiplies_bf16 == ("avx512bf16" in available_variants())
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max", 64), ("150000", 2), ("1000", 1)])

@@ -34,6 +34,8 @@ ASKED = EngineSettings(
     runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
 )
 
+FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
+
 BASES: dict[str, View] = {
     f"{preset} on {device}, {usage}": View(
         EngineSettings(preset=preset, usage=usage),
@@ -58,6 +60,7 @@ BASES: dict[str, View] = {
         LAPTOP,
         this_device(LAPTOP),
     ),
+    "bf16": View(EngineSettings(), SMALL, FAST, this_device(FAST)),
     "torch": View(
         EngineSettings(runtime=RuntimeSettings(backend="torch")),
         SMALL,
@@ -85,12 +88,13 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
     "user.runtime.backend": [None, "native", "torch"],
-    "user.runtime.isa": [None, "avx2"],
+    "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),)],
     "model.weights_bytes": [2**20, 2**31],
     "model.weight_type": ["f32", "bf16", "q8_0"],
+    "model.step_bytes": [None, 2**20],
     "model.attention": ["mha", "mla", "none"],
     "model.speculators": [None, "eagle3"],
     "model.experts": [0, 8],
@@ -101,6 +105,7 @@ OTHERS: dict[str, list[Any]] = {
     "machine.available_bytes": [23 * 2**30 + 4096, 2**30],
     "machine.available_from": ["the control group's limit"],
     "machine.variants": [(), ("avx512",)],
+    "machine.multiplies_bf16": [True, False],
     "device.name": ["A100-PCIE"],
     "device.kind": ["cpu", "cuda"],
     "device.memory_bytes": [None, 16 * 2**30, 75 * 2**30, 200 * 2**30],

@@ -27,6 +27,7 @@ FACTS = ModelFacts(
 MACHINE = Hardware(
     cpu="any",
     cores=2,
+    multiplies_bf16=False,
     memory_bytes=24 * 2**30,
     available_bytes=23 * 2**30,
     available_from="free memory",
@@ -66,6 +67,27 @@ def test_what_is_asked_for_holds() -> None:
     assert {name for name, source in sources.items() if source != "argument"} == others
 
 
+@pytest.mark.parametrize(
+    ("multiplies", "runtime", "kv_dtype"),
+    [
+        (True, RuntimeSettings(), "bf16"),
+        (True, RuntimeSettings(isa="avx512bf16"), "bf16"),
+        (True, RuntimeSettings(isa="avx512"), "f16"),
+        (True, RuntimeSettings(backend="torch"), "f16"),
+        (False, RuntimeSettings(), "f16"),
+    ],
+)
+def test_kv_is_bf16_where_the_kernels_multiply_it(
+    multiplies: bool, runtime: RuntimeSettings, kv_dtype: str
+) -> None:
+    machine = msgspec.structs.replace(MACHINE, multiplies_bf16=multiplies)
+    resolved = resolve(EngineSettings(runtime=runtime), FACTS, machine)
+    assert resolved.cache.kv_dtype == kv_dtype
+    reason = resolved.reasons["kv_dtype"]
+    assert (reason.source == "hardware") == ("multiplies bf16 itself" in reason.sentence)
+    assert (reason.source == "hardware") == (kv_dtype == "bf16")
+
+
 def test_kv_is_capped_by_what_can_be_used() -> None:
     settings = EngineSettings(
         model=ModelSettings(max_model_len=100), schedule=ScheduleSettings(max_num_seqs=2)
@@ -81,6 +103,21 @@ def test_kv_takes_half_of_what_is_left() -> None:
     assert resolved.cache.num_blocks == (101 * 2**20 // (11520 * 2 * 16),)
     assert resolved.reasons["kv_budget_bytes"].source == "hardware"
     assert "202 MiB" in resolved.reasons["kv_budget_bytes"].sentence
+
+
+def test_what_a_step_takes_is_not_for_kv() -> None:
+    small = msgspec.structs.replace(MACHINE, available_bytes=300 * 2**20)
+    resolved = [
+        resolve(EngineSettings(), msgspec.structs.replace(FACTS, step_bytes=step), small)
+        for step in (None, 20 * 2**20, 40 * 2**20)
+    ]
+    block_bytes = 11520 * 2 * 16
+    assert [found.cache.num_blocks for found in resolved] == [
+        ((300 - 98 - step) * 2**20 // 2 // block_bytes,) for step in (0, 20, 40)
+    ]
+    sentences = [found.reasons["kv_budget_bytes"].sentence for found in resolved]
+    assert sentences[1].endswith("leaves beside the weights and 20 MiB for a step")
+    assert len(set(sentences)) == 3
 
 
 def test_what_cannot_hold_is_one_sentence() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.blocks import dequantised, quantised
 from tests.kernels.contexts import Context, Layer
@@ -20,6 +21,7 @@ from treadle.kernels.ops import (
     Backend,
     Buffer,
     FloatArray,
+    IntArray,
     KVPool,
     KVSpec,
     Masking,
@@ -63,6 +65,19 @@ class Bench:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.multiplies_bf16 = getattr(backend, "isa", None) == "avx512bf16"
+
+    def met(self, x: np.ndarray, kind: WeightType) -> np.ndarray:
+        """What weights of this type meet of the activations x, float64."""
+        x = x.astype(np.float32)
+        if kind.quantised:
+            blocks = x.reshape(len(x), -1, 32)
+            scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+            safe = np.where(scales > 0, scales, np.float32(1))
+            return (np.rint(blocks / safe).astype(np.float64) * scales).reshape(x.shape)
+        if kind is WeightType.BF16 and getattr(self.backend, "isa", "") == "avx512bf16":
+            return torch.from_numpy(x).bfloat16().double().numpy()
+        return x.astype(np.float64)
 
     def raw(self, values: np.ndarray, kind: WeightType, name: str = "weight") -> RawTensor:
         """A tensor of these values, as near as its type allows."""
@@ -116,6 +131,36 @@ class Bench:
 
         gate = np.full_like(x, 64)
         return self.apply(np.concatenate([gate, x / 64], axis=1), matrix.n, op)
+
+
+class Headed:
+    """A program that is a head alone, over rows of x."""
+
+    def __init__(
+        self, backend: Backend, x: np.ndarray, matrix: Matrix, cap: float | None = None
+    ) -> None:
+        rows, width = x.shape
+        self._inputs = StepInputs(StepLimits(rows, rows, ()))
+        recorder = backend.recorder(self._inputs, ())
+        data = x.astype(np.float32).view(np.uint8).reshape(-1)
+        table = backend.matrix([RawTensor("x", WeightType.F32, x.shape, data)])
+        source, last = recorder.buffer(Rows.TOKENS, width), recorder.buffer(Rows.LOGITS, width)
+        operand = recorder.operand(Rows.LOGITS, matrix)
+        logits = recorder.buffer(Rows.LOGITS, matrix.n)
+        recorder.embed(table, source)
+        recorder.select(source, last)
+        recorder.copy(last, operand)
+        recorder.head(operand, matrix, logits, cap=cap)
+        self._program = recorder.finish(logits)
+        self._inputs.token_ids[:] = self._inputs.positions[:] = np.arange(rows)
+        self._inputs.row_starts[1] = rows
+        self._rows = rows
+
+    def run(self, wanted: Sequence[int], likeliest: Sequence[int]) -> tuple[FloatArray, IntArray]:
+        """Logits of some rows of x (a view), tokens of others."""
+        self._inputs.logit_tokens[: len(wanted) + len(likeliest)] = [*wanted, *likeliest]
+        logits = self._program.run(self._rows, 1, len(wanted), len(likeliest))
+        return logits, self._program.likeliest[: len(likeliest)].copy()
 
 
 class Paged:

@@ -82,6 +82,25 @@ def normed(heads: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 def oracle(qkv: np.ndarray, layer: Layer) -> np.ndarray:
     """Attention of all tokens of a row from position 0 on; [T, heads * head_dim]."""
+    weights, v = _weights(qkv, layer, "f32")
+    return _weighed(weights, v)
+
+
+def bf16_oracle(qkv: np.ndarray, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
+    """The same where queries are rounded to bf16, and how far off it may be where the softmax's
+    weights are rounded too: each by 2**-9 of itself, above and below the fraction's line."""
+    weights, v = _weights(qkv, layer, "bf16")
+    return _weighed(weights, v), 2.02 * 2**-9 * _weighed(weights, np.abs(v)) + 3e-6
+
+
+def _weighed(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
+    shared = weights.shape[0] // v.shape[1]
+    heads = [weights[head] @ v[:, head // shared] for head in range(len(weights))]
+    return np.concatenate(heads, axis=1)
+
+
+def _weights(qkv: np.ndarray, layer: Layer, query: str) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [heads, T, T] of V [T, kv_heads, head_dim] as stored, for queries of a type."""
     spec, heads, masking = layer.spec, layer.heads, layer.masking
     tokens = len(qkv)
     every = qkv.reshape(tokens, -1, spec.head_dim)
@@ -91,18 +110,20 @@ def oracle(qkv: np.ndarray, layer: Layer) -> np.ndarray:
     if layer.rope is not None:
         q, k = rotated(q, layer.rope, 0), rotated(k, layer.rope, 0)
     k, v = rounded(k, spec.type), rounded(v, spec.type)
+    if query != "f32":
+        q = rounded(q, query)
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     hidden = (distance < 0) | (distance >= (masking.window or tokens))
     shared = heads // spec.kv_heads
-    out = np.zeros((tokens, heads, spec.head_dim))
+    weights = np.zeros((heads, tokens, tokens))
     for head in range(heads):
         scores = q[:, head].astype(np.float64) @ k[:, head // shared].T * masking.scale
         if masking.softcap is not None:
             scores = masking.softcap * np.tanh(scores / masking.softcap)
         scores[hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, head // shared]
-    return out.reshape(tokens, -1)
+        weights[head] = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights[head] /= weights[head].sum(axis=1, keepdims=True)
+    return weights, v
 
 
 class Context:
@@ -154,6 +175,17 @@ class Context:
 
     def expected(self, row: int) -> np.ndarray:
         return oracle(self.qkv[row], self.layer)
+
+    def check(self, row: int, result: np.ndarray, *, start: int = 0, atol: float = 3e-6) -> None:
+        """Compare the attention of a row's tokens from `start` on with float64, or where the
+        backend multiplies bf16 with what that may come to."""
+        span = slice(start, start + len(result))
+        if self.layer.spec.type == "bf16" and self._bench.multiplies_bf16:
+            expected, bound = bf16_oracle(self.qkv[row], self.layer)
+            off = np.abs(result - expected[span])
+            assert (off <= bound[span]).all(), (off / bound[span]).max()
+        else:
+            np.testing.assert_allclose(result, self.expected(row)[span], atol=atol)
 
     def _norm(self) -> QKNorm | None:
         if self.layer.norm is None:

@@ -111,7 +111,7 @@ class Network:
         final = r.operand(Rows.LOGITS, table)
         r.rms_norm(last, self._norm(), 1e-5, final)
         logits = r.buffer(Rows.LOGITS, VOCAB)
-        r.linear(final, table, logits)
+        r.head(final, table, logits)
         self._program = r.finish(logits)
 
     def step(self, work: Sequence[tuple[int, int, Sequence[int]]]) -> FloatArray:
@@ -167,8 +167,7 @@ class Mixed(Network):
         final = r.operand(Rows.LOGITS, table)
         r.copy(last, final)
         logits = r.buffer(Rows.LOGITS, VOCAB)
-        r.linear(final, table, logits)
-        r.softcap(logits, 300.0)
+        r.head(final, table, logits, cap=300.0)
         self._program = r.finish(logits)
 
     def _qk_norm(self, *, together: bool) -> QKNorm:

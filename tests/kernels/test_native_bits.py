@@ -50,18 +50,24 @@ def networks() -> Iterator[list[Network]]:
 class Product:
     """One matrix, and rows of activations that meet it."""
 
-    def __init__(self, backend: NativeBackend, weight: RawTensor, rows: int) -> None:
+    def __init__(
+        self, backend: NativeBackend, weight: RawTensor, rows: int, x: RawTensor | None = None
+    ) -> None:
         n, k = weight.shape
         matrix = backend.matrix([weight])
         self._inputs = StepInputs(StepLimits(rows, rows, ()))
         r = backend.recorder(self._inputs, [])
-        x = r.buffer(Rows.TOKENS, k)
+        table = r.buffer(Rows.TOKENS, k)
         operand = r.operand(Rows.TOKENS, matrix)
         out = r.buffer(Rows.TOKENS, n)
         logits = r.buffer(Rows.LOGITS, n)
-        ones = np.ones(k, np.float32).view(np.uint8)
-        r.embed(backend.matrix([raw((rows, k), WeightType.F32, 2)]), x)
-        r.rms_norm(x, backend.vector(RawTensor("ones", WeightType.F32, (k,), ones)), 1e-6, operand)
+        r.embed(backend.matrix([x or raw((rows, k), WeightType.F32, 2)]), table)
+        if x is None:
+            ones = np.ones(k, np.float32).view(np.uint8)
+            weights = backend.vector(RawTensor("ones", WeightType.F32, (k,), ones))
+            r.rms_norm(table, weights, 1e-6, operand)
+        else:
+            r.copy(table, operand)
         r.linear(operand, matrix, out)
         r.select(out, logits)
         self._program = r.finish(logits)
@@ -82,6 +88,25 @@ def test_rows_of_a_product_do_not_meet(isa: str, kind: WeightType, threads: int)
     alone = np.concatenate([product.run(np.array([i])) for i in range(most)])
     assert len(np.unique(alone, axis=0)) == most
     for count in (2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 23, 31, 33, 40):
+        ids = np.random.default_rng(count).permutation(most)[:count]
+        np.testing.assert_array_equal(product.run(ids), alone[ids], err_msg=f"{count} rows")
+    backend.close()
+
+
+@pytest.mark.parametrize("kind", [WeightType.Q4_1, WeightType.Q6_K])
+def test_rows_of_odd_numbers_do_not_meet(isa: str, kind: WeightType) -> None:
+    """Zeros, NaN, infinities and subnormal numbers are quantised in ways of their own."""
+    most, k = 16, whole_blocks(kind, 64)
+    x = np.random.default_rng(1).normal(size=(most, k)).astype(np.float32)
+    x[1], x[4, 5], x[7, 3], x[8, 40], x[10], x[13] = 0, np.nan, np.inf, -np.inf, 1e-40, 1e-38
+    tensor = RawTensor("x", WeightType.F32, x.shape, x.view(np.uint8).reshape(-1))
+    backend = NativeBackend(isa=isa, threads=1)
+    product = Product(backend, raw((32, k), kind, 1), most, tensor)
+    alone = np.concatenate([product.run(np.array([i])) for i in range(most)])
+    assert (np.isfinite(alone).all(axis=1) == ~np.isin(np.arange(most), [4, 7, 8])).all()
+    assert (alone[1] == 0).all()
+    assert np.abs(alone[10]).max() > 0
+    for count in (2, 3, 5, 11, 16):
         ids = np.random.default_rng(count).permutation(most)[:count]
         np.testing.assert_array_equal(product.run(ids), alone[ids], err_msg=f"{count} rows")
     backend.close()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.blocks import whole_blocks, with_numbers
-from tests.kernels.conftest import Bench, Paged
+from tests.kernels.conftest import Bench, Headed, Paged
 from treadle.errors import ModelFileError
 from treadle.kernels.native.backend import NativeBackend, available_variants
 from treadle.kernels.ops import (
@@ -47,14 +47,6 @@ def desk(native: NativeBackend) -> Bench:
     return Bench(native)
 
 
-def quantised(x: np.ndarray) -> np.ndarray:
-    """x as form Q8 holds it, in float64."""
-    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
-    scale = (np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    values = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
-    return (values.astype(np.float64) * scale).reshape(x.shape)
-
-
 @pytest.mark.parametrize("kind", WeightType)
 @pytest.mark.parametrize(("tokens", "n"), [(1, 129), (19, 7), (70, 80)])
 def test_linear(desk: Bench, kind: WeightType, tokens: int, n: int) -> None:
@@ -64,7 +56,7 @@ def test_linear(desk: Bench, kind: WeightType, tokens: int, n: int) -> None:
     x[0, 32:64] = 0
     tensor = desk.raw(rng.normal(size=(n, k)), kind)
     weight = desk.dequantised(tensor)
-    wanted = (quantised(x) if kind.quantised else x.astype(np.float64)) @ weight.T
+    wanted = desk.met(x, kind) @ weight.T
     result = desk.linear(x, desk.backend.matrix([tensor]))
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=2e-5)
 
@@ -93,7 +85,7 @@ def test_every_exponent(desk: Bench) -> None:
     data[:, 0] = np.arange(count)
     tensor = RawTensor("powers", WeightType.MXFP4, (count, 32), data.reshape(-1))
     x = np.linspace(0.1, 1, 32, dtype=np.float32)[None]
-    wanted = quantised(x) @ desk.dequantised(tensor).T
+    wanted = desk.met(x, WeightType.MXFP4) @ desk.dequantised(tensor).T
     result = desk.linear(x, desk.backend.matrix([tensor]))
     finite = wanted < np.finfo(np.float32).max
     assert finite.sum() > count - 6
@@ -185,16 +177,16 @@ def test_gelu_tanh_keeps_its_digits(desk: Bench) -> None:
 
 @pytest.mark.parametrize("cap", [1.0, 30.0])
 def test_tanh_over_the_float_range(desk: Bench, cap: float) -> None:
+    one = desk.dense(np.ones((1, 1)))
+
+    def capped(x: np.ndarray) -> np.ndarray:
+        return Headed(desk.backend, x[:, None], one, cap).run(range(len(x)), [])[0][:, 0]
+
     x = every_magnitude(1e-30, 1e38)
-
-    def op(recorder: Recorder, source: Buffer, out: Buffer) -> None:
-        recorder.softcap(source, cap)
-        recorder.copy(source, out)
-
-    result = desk.apply(x[:, None], 1, op)[:, 0]
+    result = capped(x)
     assert ulps(result, cap * np.tanh(x.astype(np.float64) / cap)).max() < 4
     assert np.abs(result).max() == cap
-    ends = desk.apply(np.array([[np.inf], [-np.inf], [np.nan], [-0.0]], np.float32), 1, op)[:, 0]
+    ends = capped(np.array([np.inf, -np.inf, np.nan, -0.0], np.float32))
     np.testing.assert_array_equal(ends, [cap, -cap, np.nan, 0])
 
 

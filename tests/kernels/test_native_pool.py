@@ -120,6 +120,18 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         backend.close()
 
 
+def test_workers_that_come_late_rest_and_come_back() -> None:
+    """Far more threads than cores: most pieces are held by a thread that is not running."""
+    wanted = expected()
+    backend = NativeBackend(threads=24)
+    run = program(backend, repeat=1)
+    for _ in range(300):
+        np.testing.assert_array_equal(run.run(64, 1, 64), wanted)
+    began = time.monotonic()
+    backend.close()
+    assert time.monotonic() - began < 5, "those that rest were woken"
+
+
 def test_two_backends_at_once() -> None:
     wanted = expected()
     backends = [NativeBackend(threads=2) for _ in range(2)]

@@ -112,7 +112,7 @@ def test_costs_of_every_op_of_a_network() -> None:
         *layer,
         ("select", (0, 0, 2 * 8 * HIDDEN, 0)),
         ("rms_norm", norm(2)),
-        ("linear", linear(2, VOCAB, HIDDEN)),
+        ("head", linear(2, VOCAB, HIDDEN)),
     ]
     found = [
         (op.kernel, (op.weight_bytes, op.kv_bytes, op.activation_bytes, op.operations))

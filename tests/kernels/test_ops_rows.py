@@ -211,19 +211,6 @@ def test_activate_fills_form_q8(bench: Any) -> None:
     assert (np.abs(bench.apply(x, 96, op) / 127 - expected) < 0.502 * steps).all()
 
 
-@pytest.mark.parametrize("width", [1, 31, 96])
-def test_softcap(bench: Any, width: int) -> None:
-    rng = np.random.default_rng(width)
-    x = (rng.normal(size=(6, width)) * [[1], [30], [1e3], [1e-6], [1e30], [0]]).astype(np.float32)
-
-    def op(recorder: Recorder, source: Buffer, out: Buffer) -> None:
-        recorder.softcap(source, 30.0)
-        recorder.copy(source, out)
-
-    expected = 30 * np.tanh(x.astype(np.float64) / 30)
-    np.testing.assert_allclose(bench.apply(x, width, op), expected, rtol=5e-7)
-
-
 @pytest.mark.parametrize("kind", [WeightType.F32, WeightType.Q4_1])
 def test_logit_rows_take_their_own_path(bench: Any, kind: WeightType) -> None:
     """Rows picked in any order go through norm and product exactly as they would as tokens; a

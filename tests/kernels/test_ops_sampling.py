@@ -101,6 +101,30 @@ def test_sample(backend: Backend, cuts: str, ties: bool, vocab: int) -> None:
     assert undecided < count / 20
 
 
+@pytest.mark.parametrize("spread", [0.01, 1, 4, 30])
+def test_cuts_of_a_large_vocabulary(backend: Backend, spread: float) -> None:
+    """From weights that are all but equal, so that many fall into one bucket, to weights over many
+    orders of magnitude."""
+    rng = np.random.default_rng(int(spread * 100))
+    count, vocab = 24, 30_000
+    logits = (rng.normal(size=(count, vocab)) * spread).astype(np.float32)
+    logits[: count // 2] = np.round(logits[: count // 2] * 8 / spread) / 8 * spread
+    rows = sample_rows(
+        count,
+        top_p=rng.choice([0.05, 0.5, 0.95, 0.9999, 1], count),
+        min_p=rng.choice([0, 0, 1e-4, 0.3], count),
+        uniform=rng.choice([0, 0.3, 0.7, 0.999], count),
+    )
+    tokens = backend.sampling.sample(logits.copy(), rows)
+    agreed = 0
+    for row, token in enumerate(tokens):
+        choice = choose(logits[row], rows, row)
+        twins = abs(logits[row, token] - logits[row, choice.token]) < BORDER
+        assert token == choice.token or choice.slack < BORDER or twins, row
+        agreed += token == choice.token
+    assert agreed > 0.7 * count
+
+
 def test_greedy(backend: Backend) -> None:
     rng = np.random.default_rng(1)
     logits = np.round(rng.normal(size=(200, 333)) * 2).astype(np.float32)

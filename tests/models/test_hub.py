@@ -142,6 +142,21 @@ def test_a_checkpoint_is_pulled_once_and_then_used(
     assert (down.returncode, down.stdout) == (0, expected.stdout)
 
 
+def test_a_plan_fetches_the_configuration_alone(
+    hub: FakeHub, environment: dict[str, str], checkpoint: Path
+) -> None:
+    size = ("--gpu-memory", "24GB", "--json")
+    planned = treadle(environment, "plan", "org/tiny", *size)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert hub.fetched == ["config.json"]
+    whole = json.loads(treadle(environment, "plan", str(checkpoint), *size).stdout)
+    from_config = json.loads(planned.stdout)
+    assert whole["stages"][0]["kv_bytes_per_token_per_device"] == 2 * 2 * 4 * 16 * 4
+    assert from_config["stages"] == whole["stages"]
+    refused = treadle(environment, "plan", "org/gated", *size)
+    assert "its owner asks for terms" in refused.stderr
+
+
 def test_which_gguf_file_is_meant(hub: FakeHub, environment: dict[str, str]) -> None:
     answers = resolve(
         environment,

@@ -30,6 +30,10 @@ QUANTISED = ("q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k", "iq4_xs")
 QUANTISED_BOUND = 0.01
 """Mean divergence in nats that quantised activations may cause; measured: 0.0013 to 0.0017."""
 
+ROUNDED_BOUND = 0.3
+"""Of a log-probability, where activations are rounded to bf16; measured: 0.14, and a mean
+divergence of 1.1e-4 nats."""
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,7 +50,9 @@ def difference(backend: Backend, tiny: TinyLlama, folder: Path, **options: objec
 
 @pytest.mark.parametrize("weight_type", FLOATS)
 def test_float_weights(backend: Backend, folder: Path, weight_type: str) -> None:
-    assert difference(backend, TinyLlama(weight_type), folder) < 1e-4
+    rounds = weight_type == "bf16" and getattr(backend, "isa", "") == "avx512bf16"
+    bound = ROUNDED_BOUND if rounds else 1e-4
+    assert difference(backend, TinyLlama(weight_type), folder) < bound
 
 
 @pytest.mark.parametrize(

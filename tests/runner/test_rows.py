@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.kernels.ops import StepInputs, StepLimits
-from treadle.runner.rows import RowTables
+from treadle.runner.rows import RowTables, split
 from treadle.wire.plan import BlockEdit, RowWork
 
 
@@ -16,9 +16,18 @@ def work(
     *,
     edits: list[BlockEdit] | None = None,
     sample: bool = True,
+    score_at: int = 0,
+    targets: list[int] | None = None,
 ) -> RowWork:
     return RowWork(
-        row=row, start=start, tokens=tokens, edits=edits or [], sample=sample, output_index=0
+        row=row,
+        start=start,
+        tokens=tokens,
+        edits=edits or [],
+        sample=sample,
+        output_index=0,
+        score_at=score_at,
+        targets=targets or [],
     )
 
 
@@ -41,7 +50,7 @@ def test_a_mixed_step() -> None:
     ]
     for item in works:
         tables.edit(item)
-    assert tables.fill(works) == (8, 2)
+    assert tables.fill(works, split(works, set())) == 8
     assert inputs.token_ids[:8].tolist() == [5, 6, 7, 8, 9, 77, 40, 41]
     assert inputs.positions[:8].tolist() == [0, 1, 2, 3, 4, 6, 3, 4]
     assert inputs.row_starts[:4].tolist() == [0, 5, 6, 8]
@@ -57,6 +66,25 @@ def test_sampled_tokens_stay_with_their_row() -> None:
     tables = RowTables(inputs, [4])
     tables.sampled([3, 0], [11, 22])
     tables.sampled([3], [33])
-    tables.fill([work(0, 1, None), work(3, 2, None)])
+    works = [work(0, 1, None), work(3, 2, None)]
+    tables.fill(works, split(works, set()))
     assert inputs.token_ids[:2].tolist() == [22, 33]
     assert inputs.token_ids.dtype == np.int32
+
+
+def test_logit_rows_score_then_sample_then_want_a_token_alone() -> None:
+    inputs = StepInputs(StepLimits(tokens=32, rows=6, table_blocks=(8,), extra_logits=8))
+    tables = RowTables(inputs, [4])
+    works = [
+        work(4, 5, None),
+        work(2, 4, [9, 9, 9], sample=False, score_at=5, targets=[9, 8]),
+        work(1, 3, None),
+        work(0, 0, [7, 7], score_at=0, targets=[7]),
+        work(3, 2, [5], sample=False),
+        work(5, 1, [6]),
+    ]
+    rows = split(works, plain={4, 0, 3})
+    assert (rows.num_scores, rows.num_logits, len(rows.likeliest)) == (3, 5, 2)
+    assert tables.fill(works, rows) == 9
+    # Tokens of the works: 0, 1-3, 4, 5-6, 7, 8.
+    assert inputs.logit_tokens[:7].tolist() == [2, 3, 5, 4, 8, 0, 6]

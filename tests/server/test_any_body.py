@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import copy
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -122,22 +122,20 @@ class FakeChannel:
     def __init__(self) -> None:
         self._engine = script.FakeEngine(script.WINDOW, script.ROWS)
         self._news = asyncio.Event()
-        self._ready: list[FromEngine] = [self._engine.ready()]
 
     def send(self, messages: Sequence[ToEngine]) -> None:
         for message in messages:
             self._engine.handle(_harmless(message))
         self._news.set()
 
-    async def receive(self) -> list[FromEngine]:
-        if self._ready:
-            ready, self._ready = self._ready, []
-            return ready
-        while not self._engine.has_work:
-            self._news.clear()
-            await self._news.wait()
-        await asyncio.sleep(0)
-        return self._engine.step()
+    async def run(self, take: Callable[[list[FromEngine]], None]) -> None:
+        take([self._engine.ready()])
+        while True:
+            while not self._engine.has_work:
+                self._news.clear()
+                await self._news.wait()
+            await asyncio.sleep(0)
+            take(self._engine.step())
 
     def close(self) -> None: ...
 

@@ -48,8 +48,9 @@ class Wire:
     def send(self, messages: Sequence[ToEngine]) -> None:
         self.sent += messages
 
-    async def receive(self) -> list[FromEngine]:
-        return await self._inbox.get()
+    async def run(self, take: Callable[[list[FromEngine]], None]) -> None:
+        while True:
+            take(await self._inbox.get())
 
     def close(self) -> None: ...
 
@@ -369,33 +370,6 @@ def test_limits(text: ModelText) -> None:
             check([49152], SamplingParams(max_tokens=1))
 
     play(text, test)
-
-
-def test_others_get_their_turn_while_messages_pile_up() -> None:
-    class Flood(Wire):
-        """As ZMQ's socket with a backlog: receiving never waits."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.num_received = 0
-
-        async def receive(self) -> list[FromEngine]:
-            self.num_received += 1
-            assert self.num_received < 1000, "nobody else got a turn"
-            return []
-
-    async def play() -> None:
-        flood = Flood()
-        frontend = Frontend(flood, ["m"], observer=Record(), announce=lambda progress: None)
-        running = asyncio.create_task(frontend.run(flood))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert 5 < flood.num_received < 20
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
-    asyncio.run(play())
 
 
 def test_an_id_in_flight_is_refused(text: ModelText) -> None:

@@ -108,6 +108,26 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(server: Served) -> N
     assert all("prompt_logprobs" not in choice for choice in answer["choices"])
 
 
+def test_every_choice_has_the_scores_of_its_prompt(server: Served) -> None:
+    scored = server.post(
+        PATH,
+        prompt=["one two three", "four five"],
+        n=2,
+        max_tokens=2,
+        echo=True,
+        logprobs=1,
+        prompt_logprobs=1,
+    ).json()
+    first, second, third, fourth = scored["choices"]
+    assert first["prompt_logprobs"] == second["prompt_logprobs"]
+    assert third["prompt_logprobs"] == fourth["prompt_logprobs"] != first["prompt_logprobs"]
+    for choice in scored["choices"]:
+        logprobs = choice["logprobs"]["token_logprobs"]
+        assert logprobs[0] is None
+        assert None not in logprobs[1:]
+        assert len(logprobs) == len(choice["prompt_logprobs"]) + 2
+
+
 def test_minus_infinity_in_a_prompt_is_a_number(server: Served) -> None:
     body = {"max_tokens": 0, "prompt_logprobs": 1, "echo": True, "logprobs": 1}
     choice = only(server, [script.UNLIKELY, 1100], **body)

@@ -94,6 +94,13 @@ def test_one_generate_per_prompt_and_choice() -> None:
     assert all(g.params.n == 1 for g in generates)
 
 
+def test_a_prompt_is_scored_once() -> None:
+    params = SamplingParams(n=3, prompt_logprobs=2, prompt_logprobs_start=1, logprobs=1)
+    generates = fan_out([Accepted([1, 2], params)], "id", "")
+    assert [g.params.prompt_logprobs for g in generates] == [2, None, None]
+    assert [g.params.logprobs for g in generates] == [1, 1, 1]
+
+
 def test_seeds_are_drawn_when_none_is_given() -> None:
     request = Accepted([1], SamplingParams(n=2))
     first, second = fan_out([request, request], "id", "")[::2]

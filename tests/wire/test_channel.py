@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from treadle.wire.channel import Address, EngineChannel, TextChannel, encode
+from treadle.wire.channel import FRAMES_AT_ONCE, Address, EngineChannel, TextChannel, encode
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -76,6 +77,27 @@ def with_channel(work: Callable[[TextChannel], Coroutine[Any, Any, None]]) -> No
     asyncio.run(run())
 
 
+async def receive(channel: TextChannel, num_frames: int = 1) -> list[FromEngine]:
+    """What the next frames hold; none is taken from the channel beyond them."""
+    messages: list[FromEngine] = []
+    taken = 0
+
+    def take(frame: list[FromEngine]) -> None:
+        nonlocal taken
+        messages.extend(frame)
+        taken += 1
+        if taken == num_frames:
+            raise Enough
+
+    with contextlib.suppress(Enough):
+        await channel.run(take)
+    return messages
+
+
+class Enough(Exception):
+    """Ends a channel's `run`, as an error of the text side would."""
+
+
 def in_thread(work: Callable[[EngineChannel], None], address: Address) -> threading.Thread:
     def run() -> None:
         channel = EngineChannel(address)
@@ -107,7 +129,7 @@ def test_every_message_in_both_directions(transport: str) -> None:
     async def text(channel: TextChannel) -> None:
         assert channel.address.url.startswith(transport)
         thread = in_thread(engine, channel.address)
-        assert await channel.receive() == FROM_ENGINE
+        assert await receive(channel) == FROM_ENGINE
         channel.send(TO_ENGINE[:1])
         channel.send(TO_ENGINE[1:])
         await asyncio.to_thread(thread.join)
@@ -129,8 +151,7 @@ def test_a_peer_that_does_not_read_blocks_nobody(transport: str) -> None:
         thread = in_thread(engine, channel.address)
         # Nothing has been read when the engine's last send returns.
         assert await asyncio.to_thread(done.wait, 20)
-        for number in range(count):
-            [message] = await channel.receive()
+        for number, message in enumerate(await receive(channel, count)):
             assert isinstance(message, Delta)
             assert message.tokens == [number] * size
         await asyncio.to_thread(thread.join)
@@ -151,7 +172,7 @@ def test_sends_to_a_busy_engine_block_nobody(transport: str) -> None:
 
     async def text(channel: TextChannel) -> None:
         thread = in_thread(engine, channel.address)
-        await channel.receive()
+        await receive(channel)
         for number in range(count):
             channel.send([Abort(str(number))])
         all_sent.set()
@@ -174,7 +195,7 @@ def test_last_words_leave_before_close(transport: str) -> None:
     async def text(channel: TextChannel) -> None:
         thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
         await asyncio.to_thread(thread.join)
-        assert await channel.receive() == FROM_ENGINE
+        assert await receive(channel) == FROM_ENGINE
 
     with_channel(text)
 
@@ -190,7 +211,7 @@ def test_a_stranger_is_not_heard(transport: str) -> None:
             stranger.connect(channel.address.url)
             stranger.send(encode([Delta(request_id="r-0", tokens=[666])]))
         thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
-        assert await channel.receive() == FROM_ENGINE
+        assert await receive(channel) == FROM_ENGINE
         await asyncio.to_thread(thread.join)
         for stranger in strangers:
             stranger.close(0)
@@ -205,8 +226,73 @@ def test_no_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def text(channel: TextChannel) -> None:
         thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
-        await channel.receive()
+        await receive(channel)
         assert list(tmp_path.iterdir()) == []
         await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+
+
+def test_others_get_their_turn_while_frames_pile_up(transport: str) -> None:
+    count = 200
+
+    def engine(channel: EngineChannel) -> None:
+        for number in range(count):
+            channel.send([Delta(request_id=str(number), tokens=[number])])
+
+    async def text(channel: TextChannel) -> None:
+        thread = in_thread(engine, channel.address)
+        await asyncio.to_thread(thread.join)
+        received: list[FromEngine] = []
+        running = asyncio.create_task(channel.run(received.extend))
+        num_turns = 0
+        while len(received) < count:
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert num_turns >= count // FRAMES_AT_ONCE
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert [message.request_id for message in received if isinstance(message, Delta)] == [
+            str(number) for number in range(count)
+        ]
+
+    with_channel(text)
+
+
+def test_what_comes_while_something_is_sent_is_noticed(transport: str) -> None:
+    """ZMQ's descriptor tells once, and sending may take the news from it."""
+    count = 300
+
+    def engine(channel: EngineChannel) -> None:
+        channel.send([Progress("here", 0.0)])
+        num_answered = 0
+        while num_answered < count:
+            for message in channel.receive(block=True):
+                assert isinstance(message, Abort)
+                channel.send([Delta(request_id=message.request_id, tokens=[1])])
+                num_answered += 1
+
+    async def text(channel: TextChannel) -> None:
+        thread = in_thread(engine, channel.address)
+        await receive(channel)
+        received: list[FromEngine] = []
+        running = asyncio.create_task(channel.run(received.extend))
+        for number in range(count):
+            channel.send([Abort(str(number))])
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while len(received) < count:
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.to_thread(thread.join)
+
+    with_channel(text)
+
+
+def test_an_engine_that_is_not_there_is_not_told(transport: str) -> None:
+    async def text(channel: TextChannel) -> None:
+        channel.send([Abort("r-0")])
 
     with_channel(text)

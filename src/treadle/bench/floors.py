@@ -91,11 +91,13 @@ class Recording:
         passes, self._passes = self._passes, []
         return passes
 
-    def _run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
+    def _run(
+        self, num_tokens: int, num_rows: int, num_logits: int, num_likeliest: int = 0
+    ) -> FloatArray:
         if not self.on:
-            return self._plain(num_tokens, num_rows, num_logits)
+            return self._plain(num_tokens, num_rows, num_logits, num_likeliest)
         began = time.perf_counter()
-        logits, ops = self._program.profile(num_tokens, num_rows, num_logits)
+        logits, ops = self._program.profile(num_tokens, num_rows, num_logits, num_likeliest)
         seconds = time.perf_counter() - began
         self._passes.append(Pass(num_tokens, num_rows, seconds, ops))
         return logits

@@ -1,7 +1,8 @@
 """`treadle bench latency`: one batch at a time, in process, over and over.
 
 All requests of a batch are handed over at once and answered to their last token before the next
-batch begins; no two prompts are alike.
+batch begins; no two prompts are alike. With burners each batch is followed by one during which
+other processes burn cores, so that both see the same machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from treadle.bench.burners import Burners
 from treadle.bench.floors import Recording, floor_s, measure_machine
 from treadle.bench.load import Answer, Load, require_lengths
 from treadle.bench.report import Spread, end_of, heading, lines_of, spread, table
@@ -29,6 +31,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 1
     iterations: int = 10
     warmup: int = 2
+    burners: int = 0
+    """Processes that burn a core, in a second batch of each iteration."""
 
 
 class Iteration(msgspec.Struct, frozen=True):
@@ -60,6 +64,16 @@ class Floor(msgspec.Struct, frozen=True):
     """Its share of the median time per token."""
 
 
+class Burdened(msgspec.Struct, frozen=True, kw_only=True):
+    """The batches during which burners ran."""
+
+    iterations: list[Iteration]
+    summary: dict[str, Spread]
+    slow_down: float
+    """Median time per token against that of the quiet batches; for answers of one token, median
+    latency."""
+
+
 class LatencyReport(msgspec.Struct, kw_only=True):
     model: str
     kernels: str
@@ -69,6 +83,8 @@ class LatencyReport(msgspec.Struct, kw_only=True):
     """Figure → its spread over the iterations."""
     floor: Floor | None
     """None on a backend whose ops have no costs, and for answers of one token."""
+    burdened: Burdened | None
+    """None without burners."""
 
 
 def measure_latency(settings: EngineSettings, path: Path, batch: Batch) -> LatencyReport:
@@ -79,7 +95,8 @@ def measure_latency(settings: EngineSettings, path: Path, batch: Batch) -> Laten
         load = Load(engine)
         for _ in range(batch.warmup):
             _once(load, batch)
-        iterations = [_once(load, batch) for _ in range(batch.iterations)]
+        iterations, burdened = _both(load, batch)
+        summary = _summary(iterations)
         floor = None
         if batch.output_len > 1 and isinstance(parts.backend, NativeBackend):
             tpot = statistics.median(each.tpot_s or 0.0 for each in iterations)
@@ -89,9 +106,29 @@ def measure_latency(settings: EngineSettings, path: Path, batch: Batch) -> Laten
             kernels=parts.backend.description,
             batch=batch,
             iterations=iterations,
-            summary=_summary(iterations),
+            summary=summary,
             floor=floor,
+            burdened=_burdened(burdened, summary) if burdened else None,
         )
+
+
+def _both(load: Load, batch: Batch) -> tuple[list[Iteration], list[Iteration]]:
+    """Quiet batches, and those under load."""
+    quiet, burdened = [], []
+    with Burners(batch.burners) as burners:
+        for _ in range(batch.iterations):
+            quiet.append(_once(load, batch))
+            if batch.burners:
+                with burners.burning():
+                    burdened.append(_once(load, batch))
+    return quiet, burdened
+
+
+def _burdened(iterations: list[Iteration], quiet: dict[str, Spread]) -> Burdened:
+    summary = _summary(iterations)
+    figure = "tpot_s" if "tpot_s" in summary else "latency_s"
+    slow_down = summary[figure].p50 / quiet[figure].p50
+    return Burdened(iterations=iterations, summary=summary, slow_down=slow_down)
 
 
 def _once(load: Load, batch: Batch) -> Iteration:
@@ -169,15 +206,23 @@ def show_latency(report: LatencyReport) -> list[str]:
         ),
         "",
     ]
-    rows: list[list[float | str | None]] = []
-    for label, name, unit in _ROWS:
-        if name in report.summary:
-            s = report.summary[name]
-            rows.append([label, *(unit * value for value in (s.mean, s.p50, s.p90, s.p99))])
-    lines += table(["", "mean", "p50", "p90", "p99"], rows)
+    lines += _summary_lines("", report.summary)
+    if (burdened := report.burdened) is not None:
+        others = f"beside {batch.burners} burner{'s' * (batch.burners > 1)}"
+        lines += ["", *_summary_lines(others, burdened.summary)]
+        lines += lines_of([("Slow-down of the median", burdened.slow_down)])
     if (floor := report.floor) is not None:
         lines += ["", *lines_of(_floor_rows(floor))]
     return lines
+
+
+def _summary_lines(title: str, summary: dict[str, Spread]) -> list[str]:
+    rows: list[list[float | str | None]] = []
+    for label, name, unit in _ROWS:
+        if name in summary:
+            s = summary[name]
+            rows.append([label, *(unit * value for value in (s.mean, s.p50, s.p90, s.p99))])
+    return table([title, "mean", "p50", "p90", "p99"], rows)
 
 
 def _floor_rows(floor: Floor) -> list[tuple[str, float | str]]:

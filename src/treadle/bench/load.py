@@ -32,11 +32,16 @@ class Answer(msgspec.Struct):
         return (self.last_s - self.first_s) / (self.num_output - 1)
 
 
-class Load:
-    """Every request is answered before `run` returns. Greedy, and never ended by an EOS token."""
+GREEDY = SamplingParams(temperature=0)
 
-    def __init__(self, engine: Engine, seed: int = 0) -> None:
+
+class Load:
+    """Every request is answered before `run` returns, and never ended by an EOS token."""
+
+    def __init__(self, engine: Engine, seed: int = 0, sampling: SamplingParams = GREEDY) -> None:
+        """`sampling` says how tokens are chosen."""
         self.engine = engine
+        self._sampling = sampling
         self._tokens = range(engine.ready().vocab_size)
         self._rng = random.Random(seed)  # noqa: S311 (nothing secret)
         self._serial = 0
@@ -58,7 +63,7 @@ class Load:
 
     def start(self, prompts: list[list[int]], num_output: int) -> dict[str, Answer]:
         """Hand requests over without a step; the answers to come by request id."""
-        params = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
+        params = msgspec.structs.replace(self._sampling, max_tokens=num_output, ignore_eos=True)
         answers: dict[str, Answer] = {}
         for prompt in prompts:
             self._serial += 1

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from treadle.bench.floors import Machine, Pass, Recording, measure_machine
-from treadle.bench.load import Load, require_lengths
+from treadle.bench.load import GREEDY, Load, require_lengths
 from treadle.bench.passes import Shape, drive, fitted
 from treadle.bench.step_parts import StepClock, StepTimes, median_times
 from treadle.config.settings import EngineSettings
@@ -58,6 +58,8 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     model: str
     kernels: str
     shape: Shape
+    temperature: float
+    top_p: float
     num_tokens: int
     """Of a pass as it was: a prefix is found in whole blocks, so a prefill may be some longer."""
     machine: Machine
@@ -69,14 +71,16 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     """Per step, on the text side: a token for each row."""
 
 
-def measure_profile(settings: EngineSettings, path: Path, shape: Shape) -> ProfileReport:
+def measure_profile(
+    settings: EngineSettings, path: Path, shape: Shape, sampling: SamplingParams = GREEDY
+) -> ProfileReport:
     """Raises StartError when a setting or a length does not fit, or ops have no times."""
     parts = build_parts(fitted(settings, shape), path, lambda _: None)
     with closing(parts.engine()) as engine:
         require_lengths(shape.window, 0, parts.resolved.model.max_model_len)
         recording = Recording(parts.backend, parts.program)
         clock = StepClock(parts, engine)
-        load = Load(engine)
+        load = Load(engine, sampling=sampling)
         drive(load, msgspec.structs.replace(shape, passes=1), clock.take)  # warm
         step = median_times(drive(load, shape, clock.take))
         recording.on = True
@@ -86,6 +90,8 @@ def measure_profile(settings: EngineSettings, path: Path, shape: Shape) -> Profi
         model=settings.model.model,
         kernels=parts.backend.description,
         shape=shape,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
         num_tokens=passes[-1].num_tokens,
         machine=machine,
         pass_s=statistics.median(each.seconds for each in passes),

@@ -54,6 +54,7 @@ def show_profile(report: ProfileReport, *, layers: bool) -> list[str]:
         ("Rows, context of each", f"{shape.batch_size}, {shape.context}"),
         ("Tokens computed", report.num_tokens),
         ("Passes", shape.passes),
+        ("Temperature, top-p", f"{report.temperature:g}, {report.top_p:g}"),
         ("Read bandwidth (GB/s)", machine.read_bytes_per_s / 1e9),
         ("Peak of bytes (Gop/s)", machine.byte_operations_per_s / 1e9),
         ("Peak of floats (Gop/s)", machine.float_operations_per_s / 1e9),

@@ -189,11 +189,12 @@ def process_tree(pid: int) -> list[int]:
 
 def peak_rss(pids: Sequence[int]) -> int | None:
     """The sum of each process's highest resident memory; shared pages count in each."""
-    peaks = [peak for pid in pids if (peak := _high_water(pid)) is not None]
+    peaks = [peak for pid in pids if (peak := high_water(pid)) is not None]
     return sum(peaks) if peaks else None
 
 
-def _high_water(pid: int) -> int | None:
+def high_water(pid: int) -> int | None:
+    """The highest resident memory of one process so far; None where it or the fact is missing."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,10 +1,9 @@
 """Prefix index over full blocks by chained hash, in the manner of vLLM.
 
 A full block's digest covers its tokens and, through its parent's digest, everything before; the
-salt enters the first block's digest. Blocks that nobody holds wait in one queue: those without a
-digest at the front, those with one at the back in the order of release, tails of sequences before
-their beginnings. Allocation takes from the front and forgets the digest found there, so eviction
-costs nothing and the cache never refuses a request.
+salt enters the first block's digest. Of blocks that nobody holds, those without a digest are handed
+out first, then those with one in the order of release, tails of sequences before their beginnings.
+Handing out forgets the digest, so eviction costs nothing and the cache never refuses a request.
 
 With a sliding window, a prefix is found by its last blocks alone: those that its next token sees.
 """
@@ -16,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from treadle.cache.pool import BlockPool
 from treadle.cache.prefix import (
     NO_BLOCK,
     UNCHANGED,
@@ -32,17 +32,24 @@ _DIGEST_BYTES = 16
 
 
 class HashedPrefixCache:
-    """A block with no holder is in the queue exactly once; a digest maps to the first block that
-    was published under it, later equal blocks stay anonymous."""
+    """A block with no holder is in the pool or among the cached ones, once; a digest maps to the
+    first block that was published under it, later equal blocks stay anonymous."""
 
     def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.version = 0
         self._window = window
-        self._holders = [0] * num_blocks
-        self._digests: list[bytes | None] = [None] * num_blocks
+        self._holders: dict[int, int] = {}
+        """Of held blocks: how many leases have them."""
+        self._digests: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._pool = BlockPool(num_blocks)
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Blocks that had a digest when their last holder left; the next to be handed out first."""
+        self._chained: tuple[str, list[int], list[bytes]] = ("", [], [])
+        """The last salt and tokens that were matched, and their digests, as far as they were
+        needed: a request that waits for blocks is matched again and again."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -53,17 +60,18 @@ class HashedPrefixCache:
 
     @property
     def num_available(self) -> int:
-        return len(self._queue)
+        return self._pool.num_free + len(self._cached)
 
     def match(self, tokens: Sequence[int], salt: str) -> Match:
         found = self._whole_match if self._window is None else self._window_match
-        blocks, anchor = found(tokens, _root(salt))
-        evictable = sum(block != NO_BLOCK and self._holders[block] == 0 for block in blocks)
+        blocks, anchor = found(tokens, salt)
+        evictable = sum(block != NO_BLOCK and block not in self._holders for block in blocks)
         return Match(len(blocks) * self.block_size, blocks, evictable, anchor)
 
-    def _whole_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
+    def _whole_match(self, tokens: Sequence[int], salt: str) -> tuple[list[int], bytes]:
         blocks: list[int] = []
-        for digest in _chain(tokens, anchor, self.block_size):
+        anchor = _root(salt)
+        for digest in self._chain(tokens, salt):
             block = self._blocks.get(digest)
             if block is None:
                 break
@@ -71,11 +79,11 @@ class HashedPrefixCache:
             anchor = digest
         return blocks, anchor
 
-    def _window_match(self, tokens: Sequence[int], anchor: bytes) -> tuple[list[int], bytes]:
+    def _window_match(self, tokens: Sequence[int], salt: str) -> tuple[list[int], bytes]:
         """The longest prefix whose last blocks, as far as its next token sees, are all cached."""
         assert self._window is not None
         size = self.block_size
-        digests = list(_chain(tokens, anchor, size))
+        digests = list(self._chain(tokens, salt))
         known = [self._blocks.get(digest) for digest in digests]
         end = first_missing = len(known)
         for index in range(len(known) - 1, -1, -1):
@@ -85,27 +93,43 @@ class HashedPrefixCache:
             elif index <= self._window.first_block(end * size, size):
                 break
         if end == 0:
-            return [], anchor
+            return [], _root(salt)
         blocks = [NO_BLOCK] * first_missing
         blocks += [block for block in known[first_missing:end] if block is not None]
         return blocks, digests[end - 1]
 
+    def _chain(self, tokens: Sequence[int], salt: str) -> Iterator[bytes]:
+        """Digests of the full blocks of `tokens`, from the beginning on."""
+        known_salt, known, digests = self._chained
+        if salt != known_salt or tokens != known:
+            digests = []
+            self._chained = salt, list(tokens), digests
+        yield from digests
+        digest, size = digests[-1] if digests else _root(salt), self.block_size
+        for start in range(len(digests) * size, len(tokens) - size + 1, size):
+            digest = _digest(digest, tokens[start : start + size])
+            digests.append(digest)
+            yield digest
+
     def lease(self, match: Match, salt: str) -> Lease:
+        self.version += 1
         for block in match.blocks:
             if block == NO_BLOCK:
                 continue
-            if self._holders[block] == 0:
-                del self._queue[block]
-            self._holders[block] += 1
+            if block not in self._holders:
+                del self._cached[block]
+            self._holders[block] = self._holders.get(block, 0) + 1
         return Lease(salt, list(match.blocks), match.num_tokens, match.place)
 
     def grow(self, lease: Lease, num_blocks: int) -> list[int] | None:
-        if num_blocks > len(self._queue):
+        if num_blocks > self.num_available:
             return None
-        blocks = [self._queue.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in blocks:
+        blocks = self._pool.take(min(num_blocks, self._pool.num_free))
+        while len(blocks) < num_blocks:
+            block, _ = self._cached.popitem(last=False)
             self._forget(block)
-            self._holders[block] = 1
+            blocks.append(block)
+        self._holders.update(dict.fromkeys(blocks, 1))
         lease.blocks += blocks
         return blocks
 
@@ -124,6 +148,7 @@ class HashedPrefixCache:
             block = lease.blocks[start // size]
             if self._blocks.setdefault(digest, block) == block:
                 self._digests[block] = digest
+                self.version += 1
             lease.anchor = digest
             lease.num_published = start + size
         if self._window is None:
@@ -136,44 +161,42 @@ class HashedPrefixCache:
         lease.blocks = []
 
     def free(self, blocks: Sequence[int]) -> None:
+        self.version += 1
         for block in reversed(blocks):
             self._holders[block] -= 1
-            if self._holders[block] == 0:
-                self._queue[block] = None
-                self._queue.move_to_end(block, last=self._digests[block] is not None)
+            if self._holders[block]:
+                continue
+            del self._holders[block]
+            if block in self._digests:
+                self._cached[block] = None
+            else:
+                self._pool.free([block])
 
     def reset(self) -> None:
-        for block in self._queue:
+        for block in self._cached:
             self._forget(block)
 
     def check(self, leases: Sequence[Lease]) -> None:
-        holders = [0] * self.num_blocks
+        holders: dict[int, int] = {}
         for lease in leases:
             for block in lease.blocks:
-                holders[block] += block != NO_BLOCK
+                if block != NO_BLOCK:
+                    holders[block] = holders.get(block, 0) + 1
         assert holders == self._holders
-        assert sorted(self._queue) == [b for b in range(self.num_blocks) if holders[b] == 0]
-        for digest, block in self._blocks.items():
-            assert self._digests[block] == digest
-        assert sum(digest is not None for digest in self._digests) == len(self._blocks)
+        everywhere = sorted([*holders, *self._cached, *self._pool.snapshot()])
+        assert everywhere == list(range(self.num_blocks))
+        assert {block: digest for digest, block in self._blocks.items()} == self._digests
 
     def _forget(self, block: int) -> None:
-        digest = self._digests[block]
+        digest = self._digests.pop(block, None)
         if digest is not None:
+            self.version += 1
             del self._blocks[digest]
-            self._digests[block] = None
 
 
 def _root(salt: str) -> bytes:
     """The parent of a salt's first blocks; its preimage cannot be that of a block."""
     return hashlib.blake2b(b"salt:" + salt.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _chain(tokens: Sequence[int], anchor: bytes, block_size: int) -> Iterator[bytes]:
-    """Digests of the full blocks of `tokens`, from the beginning on."""
-    for end in range(block_size, len(tokens) + 1, block_size):
-        anchor = _digest(anchor, tokens[end - block_size : end])
-        yield anchor
 
 
 def _digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -56,6 +56,11 @@ class KVCache:
         return not any(isinstance(group, NoPrefixCache) for group in self.groups)
 
     @property
+    def version(self) -> int:
+        """As long as it is the same, a match is what it was."""
+        return sum(group.version for group in self.groups)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens one request alone can hold."""
         return min(group.capacity_tokens for group in self.groups)

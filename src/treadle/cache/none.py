@@ -23,6 +23,7 @@ class NoPrefixCache:
     def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.version = 0
         self._window = window
         self._pool = BlockPool(num_blocks)
 

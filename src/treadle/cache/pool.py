@@ -6,25 +6,35 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """Last in, first out: recently used memory is warm, and memory never needed stays untouched."""
+    """Last in, first out: recently used memory is warm, and memory never needed stays untouched.
+
+    Blocks that were never taken are a number, not a list: a pool may have millions of them.
+    """
 
     def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_blocks = num_blocks
+        self._fresh = 0
+        """The first block that was never taken; those behind it were not either."""
+        self._returned: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._returned) + self._num_blocks - self._fresh
 
     def take(self, count: int) -> list[int]:
-        assert count <= len(self._free), "the caller checks what is available"
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
+        assert count <= self.num_free, "the caller checks what is available"
+        start = max(len(self._returned) - count, 0)
+        taken = self._returned[start:]
+        del self._returned[start:]
         taken.reverse()
+        end = self._fresh + count - len(taken)
+        taken += range(self._fresh, end)
+        self._fresh = end
         return taken
 
     def free(self, blocks: Sequence[int]) -> None:
-        self._free.extend(reversed(blocks))
+        self._returned.extend(reversed(blocks))
 
     def snapshot(self) -> list[int]:
         """The free blocks, for invariant checks."""
-        return list(self._free)
+        return [*self._returned, *range(self._fresh, self._num_blocks)]

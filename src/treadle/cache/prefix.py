@@ -73,6 +73,8 @@ class PrefixCache(Protocol):
 
     block_size: int
     num_blocks: int
+    version: int
+    """Grows with whatever may make a match found before another one, or invalid."""
 
     @property
     def capacity_tokens(self) -> int:

@@ -50,6 +50,7 @@ class RadixPrefixCache:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.version = 0
         self._pool = BlockPool(num_blocks)
         self._root = Node(None, None, [], [])
         self._root.locks = 1
@@ -211,6 +212,7 @@ class RadixPrefixCache:
         """Cut an edge in two; returns the new upper node. The lower one keeps its identity, since
         leases are anchored to it."""
         cut = num_blocks * self.block_size
+        self.version += 1
         assert node.parent is not None
         upper = Node(node.parent, node.key, node.tokens[:cut], node.blocks[:num_blocks])
         upper.locks, upper.last_used = node.locks, node.last_used
@@ -229,10 +231,12 @@ class RadixPrefixCache:
         node = Node(parent, self._key(tokens, at, lease.salt), list(tokens[at:end]), blocks)
         parent.children[node.key] = node
         self._evictable += len(blocks)
+        self.version += 1
         return node
 
     def _lock(self, node: Node, above: Node) -> None:
         """Lock the path from `node` up to, not including, `above`."""
+        self.version += node is not above
         tick = next(self._ticks)
         while node is not above:
             if node.locks == 0:
@@ -243,6 +247,7 @@ class RadixPrefixCache:
             node = node.parent
 
     def _unlock(self, node: Node) -> None:
+        self.version += node is not self._root
         tick = next(self._ticks)
         while node is not self._root:
             node.locks -= 1
@@ -272,6 +277,7 @@ class RadixPrefixCache:
         )
 
     def _remove(self, node: Node) -> None:
+        self.version += 1
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]

@@ -19,6 +19,7 @@ from treadle.cli.options import given_settings
 @count_option("--batch-size", 1, "Requests at once.")
 @count_option("--iterations", 10, "Batches measured, one after the other.")
 @count_option("--warmup", 2, "Batches before them.", least=0)
+@count_option("--burners", 0, "Measure also beside this many processes that burn a core.", least=0)
 def bench_latency(model: str, json_path: Path | None, **given: Any) -> None:
     """Measure how fast MODEL answers a batch, in this process."""
     from treadle.bench.latency import Batch, measure_latency, show_latency

@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "treadle.cli.doctor",
     "explain": "treadle.cli.explain",
     "generate": "treadle.cli.generate",
+    "plan": "treadle.cli.plan",
     "pull": "treadle.cli.pull",
     "serve": "treadle.cli.serve",
 }

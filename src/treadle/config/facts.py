@@ -25,6 +25,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The window it was made for, in tokens."""
     kv_groups: tuple[KVGroupFacts, ...]
     weights_bytes: int
+    step_bytes: int | None = None
+    """What the largest step takes beside weights and KV, as the trial before KV is allocated
+    measured it; None before the trial."""
     name: str = ""
     architecture: str = ""
     weight_type: str = ""

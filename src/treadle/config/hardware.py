@@ -15,6 +15,12 @@ import msgspec
 
 from treadle.config.cgroups import ControlGroups
 
+_BF16_FLAGS = {
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+    "avx512_bf16",
+}
+"""What Linux calls the features that `avx512bf16`, the variant of the native kernels, asks for."""
+
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as a process sees it, after affinity masks and control groups."""
@@ -22,6 +28,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cores: int
     """Cores this process may keep busy."""
+    multiplies_bf16: bool
+    """Whether it has the instructions of the kernels that multiply bf16 (avx512bf16)."""
     memory_bytes: int
     """Memory the process may use in all, itself and its neighbours in the control group."""
     available_bytes: int
@@ -42,8 +50,9 @@ def detect_hardware(root: Path = Path("/"), variants: Sequence[str] = ()) -> Har
         if limit - used < available:
             available, source = max(limit - used, 0), "the control group's limit"
     return Hardware(
-        cpu=_cpu_name(root),
+        cpu=_cpu_line(root, "model name") or "unknown processor",
         cores=usable_cores(root),
+        multiplies_bf16=set(_cpu_line(root, "flags").split()) >= _BF16_FLAGS,
         memory_bytes=total,
         available_bytes=available,
         available_from=source,
@@ -60,11 +69,11 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, math.ceil(min([cores, *ControlGroups(root).cpu_quotas()])))
 
 
-def _cpu_name(root: Path) -> str:
+def _cpu_line(root: Path, name: str) -> str:
     for line in _read(root / "proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
+        if line.startswith(name):
             return line.split(":", 1)[1].strip()
-    return "unknown processor"
+    return ""
 
 
 def _meminfo(root: Path) -> dict[str, int]:

@@ -5,6 +5,7 @@ The only place that knows every part. Each phase is reported when it ends, with 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
 from treadle.config.axis_states import absent_axes
+from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
@@ -25,10 +27,11 @@ from treadle.config.settings import EngineSettings
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
+from treadle.engine.trial import measure_step_bytes
 from treadle.errors import StartError
-from treadle.kernels.ops import Backend, Program, StepInputs, StepLimits
+from treadle.kernels.ops import Backend, KVSpec, Program, StepInputs, StepLimits
 from treadle.models.card import ModelCard
-from treadle.models.loader import Model, load_model, read_card
+from treadle.models.loader import Model, open_model
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
@@ -108,18 +111,26 @@ def build_parts(settings: EngineSettings, path: Path, report: Report) -> Parts:
 
 
 def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
-    with phases.phase("configure") as details:
-        card = read_card(path)
-        facts, machine = model_facts(card), this_machine()
-        resolved = resolve(settings, facts, machine)
-        backend = build_backend(resolved.runtime)
-        details.append(backend.description)
-        details.extend(filter(None, [absent_axes(resolved)]))
-    with phases.phase("load weights") as details:
-        model = load_model(path, backend, positions=resolved.model.max_model_len)
-        details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
-        details.extend(card.notes)
+    with contextlib.ExitStack() as opened:
+        with phases.phase("configure") as details:
+            file = opened.enter_context(open_model(path))
+            card, machine = file.card, this_machine()
+            facts = model_facts(card)
+            resolved = resolve(settings, facts, machine)
+            backend = build_backend(resolved.runtime)
+            details.append(backend.description)
+            details.extend(filter(None, [absent_axes(resolved)]))
+        with phases.phase("load weights") as details:
+            model = file.load(backend, positions=resolved.model.max_model_len)
+            details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
+            details.extend(card.notes)
     with phases.phase("allocate KV") as details:
+        tokens = resolved.schedule.max_num_batched_tokens
+        step_bytes = measure_step_bytes(model, backend, *_bounds(resolved, card))
+        details.append(f"a step of {tokens} tokens takes {binary(step_bytes)}")
+        # Only how much KV there is depends on the measurement.
+        facts = msgspec.structs.replace(facts, step_bytes=step_bytes)
+        resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
         inputs = {"model": facts, "machine": machine}
         parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
@@ -172,17 +183,23 @@ def build_backend(runtime: RuntimeValues) -> Backend:
     return NativeBackend(threads=runtime.threads, isa=runtime.isa)
 
 
-def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
-    card, cache, schedule = model.card, resolved.cache, resolved.schedule
+def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], StepLimits]:
+    """What a step's program is recorded for."""
+    cache, schedule = resolved.cache, resolved.schedule
     specs = card.kv_specs(block_size=cache.block_size, type=cache.kv_dtype)
     row_blocks = -(-resolved.model.max_model_len // cache.block_size)
-    scores = min(MAX_SCORES, schedule.max_num_batched_tokens)
     limits = StepLimits(
         tokens=schedule.max_num_batched_tokens,
         rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
-        extra_logits=scores,
+        extra_logits=min(MAX_SCORES, schedule.max_num_batched_tokens),
     )
+    return specs, limits
+
+
+def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
+    card, cache, schedule = model.card, resolved.cache, resolved.schedule
+    specs, limits = _bounds(resolved, card)
     inputs = StepInputs(limits)
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
@@ -192,7 +209,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
-    bounds = Limits(schedule.max_num_seqs, schedule.max_num_batched_tokens, scores, WORTH_WAITING)
+    bounds = Limits(limits.rows, limits.tokens, limits.extra_logits, WORTH_WAITING)
     scheduler: Scheduler[Request] = Scheduler(bounds, Fcfs(), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 

@@ -16,11 +16,11 @@ from treadle.engine.request import Request
 
 
 class Gate:
-    """`held` is empty while the gate is open."""
+    """`held`, in order of arrival, is empty while the gate is open."""
 
     def __init__(self) -> None:
         self._state: Literal["open", "draining", "shut"] = "open"
-        self.held: list[Request] = []
+        self.held: dict[Request, None] = {}
         self._calls: list[int] = []
 
     @property
@@ -51,6 +51,6 @@ class Gate:
     def reopen(self) -> tuple[list[Request], list[int]]:
         """The requests held, and the calls that will not see the others end."""
         self._state = "open"
-        held, self.held = self.held, []
+        held, self.held = list(self.held), {}
         calls, self._calls = self._calls, []
         return held, calls

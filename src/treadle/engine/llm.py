@@ -17,8 +17,6 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
-from tqdm import tqdm
-
 from treadle.engine.asking import (
     Asked,
     Asking,
@@ -204,6 +202,8 @@ class _Bar:
         self._bar: Any = None
         self._num_tokens = 0
         if wanted and sys.stderr is not None and sys.stderr.isatty():
+            from tqdm import tqdm
+
             make = wanted if callable(wanted) else tqdm
             self._bar = make(total=total, desc="answers", unit="answer", dynamic_ncols=True)
 

@@ -161,7 +161,7 @@ class Engine:
         if self._gate.is_open:
             self._scheduler.add(request)
         else:
-            self._gate.held.append(request)
+            self._gate.held[request] = None
 
     def _pause(self, message: Pause) -> None:
         if message.mode == "wait":
@@ -262,6 +262,5 @@ class Engine:
 
     def _leave(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if request in self._gate.held:
-            self._gate.held.remove(request)
+        self._gate.held.pop(request, None)
         self._scheduler.finish(request)

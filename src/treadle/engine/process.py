@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ import msgspec
 
 from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
-from treadle.wire.channel import Address, EngineChannel, EngineEnd
+from treadle.wire.ends import Address, EngineEnd
 from treadle.wire.messages import Bye, Done, Failed, FromEngine, Progress, Ready, Stats, ToEngine
 
 STATS_EVERY_S = 0.2
@@ -186,6 +187,8 @@ class EngineService:
 
 def serve(start: Start, build: Build) -> int:
     """Build the engine and serve until told to stop; the exit status."""
+    from treadle.wire.channel import EngineChannel  # an engine in the caller's process needs none
+
     channel = EngineChannel(start.address)
     try:
         engine = build(start.settings, Path(start.path), lambda ended: channel.send([ended]))
@@ -193,6 +196,7 @@ def serve(start: Start, build: Build) -> int:
         channel.send([Failed(request_id="", status=error.status, message=error.message)])
         channel.close()
         return EXIT_NOT_STARTED
+    gc.freeze()  # what was made so far stays: no collection need look through it again
     channel.send([engine.ready(), engine.stats()])
     try:
         return EngineService(engine, channel).run()

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from treadle.config.given import engine_settings
@@ -136,26 +136,25 @@ class Session:
     def _serve(self, settings: EngineSettings, path: Path, started: Future[None]) -> None:
         """The life of the engine's thread."""
         try:
-            try:
-                engine = build_engine(settings, path, self._report)
-            except BaseException as error:
-                started.set_exception(error)
-                return
+            with ThreadPoolExecutor(1, "treadle-text-load") as beside:
+                # The engine's loading leaves Python to others most of the time.
+                text = beside.submit(_load_text, settings, path)
+                try:
+                    engine = build_engine(settings, path, self._report)
+                    began = time.monotonic()
+                    wait([text])
+                    self._report(Progress("load tokenizer", time.monotonic() - began, "the rest"))
+                except BaseException as error:
+                    started.set_exception(error)
+                    return
             with contextlib.closing(engine):
-                self._run(engine, settings, path, started)
+                self._run(engine, text, started)
         finally:
             atexit.unregister(self.close)
 
-    def _run(
-        self, engine: Engine, settings: EngineSettings, path: Path, started: Future[None]
-    ) -> None:
+    def _run(self, engine: Engine, text: Future[ModelText], started: Future[None]) -> None:
         try:
-            with_defaults = settings.model.generation_config == "auto"
-            began = time.monotonic()
-            self.text = load_text(
-                path, with_defaults=with_defaults, chat_template=settings.model.chat_template
-            )
-            self._report(Progress("load tokenizer", time.monotonic() - began))
+            self.text = text.result()
             self.engine, self.ready = engine, engine.ready()
         except BaseException as error:
             started.set_exception(error)
@@ -189,3 +188,8 @@ class Session:
         frontend.set_text(self.text)
         frontend.take([self.ready])
         return frontend
+
+
+def _load_text(settings: EngineSettings, path: Path) -> ModelText:
+    with_defaults = settings.model.generation_config == "auto"
+    return load_text(path, with_defaults=with_defaults, chat_template=settings.model.chat_template)

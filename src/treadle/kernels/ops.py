@@ -167,6 +167,11 @@ class StepInputs:
         ]  # per group [row, block index] -> block
         self.logit_tokens: IntArray = np.zeros(limits.logits, np.int32)  # [L], token index
 
+    @property
+    def memory_bytes(self) -> int:
+        own = (self.token_ids, self.positions, self.row_starts, self.table_rows, self.logit_tokens)
+        return sum(array.nbytes for array in (*own, *self.slots, *self.tables))
+
 
 @dataclasses.dataclass(frozen=True)
 class KVSpec:
@@ -335,10 +340,6 @@ class Recorder(Protocol):
         """out = x, in every form of out: for products that read what no op has just written."""
         ...
 
-    def softcap(self, x: Buffer, cap: float) -> None:
-        """x = cap * tanh(x / cap), in place; x is float32."""
-        ...
-
     def experts(  # noqa: PLR0913
         self,
         x: Buffer,
@@ -362,6 +363,13 @@ class Recorder(Protocol):
         """out[l] = x[logit_tokens[l]]: the rows that need logits; both float32."""
         ...
 
+    def head(self, x: Buffer, matrix: Matrix, logits: Buffer, *, cap: float | None = None) -> None:
+        """The last product, logits = x @ matrixᵀ, then cap * tanh(logits / cap) where there is a
+        cap; float32 logits [L, matrix.n]. Of rows that the step wants no logits of, only the
+        likeliest token is found: that of the largest logit, ties by lowest id, NaN counting as
+        -inf; NO_TOKEN where there is nothing else."""
+        ...
+
     def finish(self, logits: Buffer) -> Program:
         """End the recording. No op may be added afterwards."""
         ...
@@ -370,10 +378,24 @@ class Recorder(Protocol):
 class Program(Protocol):
     """A recorded forward pass."""
 
-    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
+    @property
+    def memory_bytes(self) -> int:
+        """All that it holds beside weights, KV and step inputs, for steps of any size."""
+        ...
+
+    @property
+    def likeliest(self) -> IntArray:
+        """[L]: of the last run's rows without logits, the likeliest tokens, from the front."""
+        ...
+
+    def run(
+        self, num_tokens: int, num_rows: int, num_logits: int, num_likeliest: int = 0
+    ) -> FloatArray:
         """Run on the current contents of the StepInputs it was recorded with.
 
-        Returns the logits [num_logits, vocab], a view that the next run overwrites.
+        `logit_tokens` names num_logits tokens, then num_likeliest of which only the likeliest next
+        token is wanted; that needs a `head`. Returns the logits [num_logits, vocab], a view that
+        the next run overwrites.
         """
         ...
 
@@ -430,6 +452,10 @@ class SamplingOps(Protocol):
 
     def top_logprobs(self, logits: FloatArray, rows: IntArray, num_top: int) -> TopLogprobs:
         """Log-sum-exp and the num_top (may be 0) largest logits of the given rows."""
+        ...
+
+    def memory_bytes(self, vocab_size: int) -> int:
+        """What these ops keep to work in, once they have seen such a vocabulary."""
         ...
 
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:

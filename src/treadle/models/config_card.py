@@ -18,7 +18,7 @@ from treadle.models.fields import Fields, Keys
 from treadle.models.rope_fields import dynamic_positions, ropes_from_config
 from treadle.models.tensors import TensorNames
 
-_KEYS: Keys = {
+CONFIG_KEYS: Keys = {
     "hidden": ("hidden_size",),
     "layers": ("num_hidden_layers",),
     "heads": ("num_attention_heads",),
@@ -111,7 +111,7 @@ def card_from_config(
 
 
 def _fields(config: Mapping[str, Any], keys: Keys) -> Fields:
-    return Fields(config, {**_KEYS, **keys}, "config.json: field")
+    return Fields(config, {**CONFIG_KEYS, **keys}, "config.json: field")
 
 
 def _sizes(fields: Fields, tensors: Mapping[str, RawTensor]) -> Sizes:

@@ -6,15 +6,19 @@ backend, a file or a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from treadle.kernels.ops import Buffer, Form, Matrix, QKNorm, Recorder, RopeTable, Rows, Vector
 from treadle.models.card import Experts, LayerCard, ModelCard, Wiring
-from treadle.models.rope import rope_table
 from treadle.models.tensors import Weights
 
 
-def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: int) -> Buffer:
-    """Take the forward pass down for positions 0 to positions - 1; returns the logits."""
-    layers = _Layers(card, weights, recorder, positions)
+def record(
+    card: ModelCard, weights: Weights, recorder: Recorder, ropes: Sequence[RopeTable]
+) -> Buffer:
+    """Take the forward pass down for the positions that the card's ropes reach; returns the
+    logits."""
+    layers = _Layers(card, weights, recorder, ropes)
     x = layers.x
     recorder.label("embed")
     recorder.embed(weights.matrices["embed"], x, scale=card.wiring.embed_scale)
@@ -33,10 +37,7 @@ def record(card: ModelCard, weights: Weights, recorder: Recorder, *, positions: 
     recorder.select(x, last)
     layers.norm(last, "norm", final)
     recorder.label("head")
-    recorder.linear(final, head, logits)
-    if card.wiring.logit_softcap is not None:
-        recorder.label("softcap")
-        recorder.softcap(logits, card.wiring.logit_softcap)
+    recorder.head(final, head, logits, cap=card.wiring.logit_softcap)
     return logits
 
 
@@ -44,7 +45,7 @@ class _Layers:
     """Records layers, each of which adds to x what attention and feed-forward make of it."""
 
     def __init__(
-        self, card: ModelCard, weights: Weights, recorder: Recorder, positions: int
+        self, card: ModelCard, weights: Weights, recorder: Recorder, ropes: Sequence[RopeTable]
     ) -> None:
         self.x = recorder.buffer(Rows.TOKENS, card.hidden)
         self._card = card
@@ -52,7 +53,7 @@ class _Layers:
         self._matrices = weights.matrices
         self._vectors = weights.vectors
         self._recorder = recorder
-        self._ropes: list[RopeTable] = [rope_table(rope, positions) for rope in card.ropes]
+        self._ropes = ropes
         self._scratch = _Scratch(recorder)
 
     def attention(self, index: int, layer: LayerCard) -> None:

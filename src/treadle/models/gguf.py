@@ -129,6 +129,10 @@ class GGUFFile:
             opened.pop_all()
         return result
 
+    def extents(self) -> Mapping[str, Extent]:
+        """Sizes of all tensors, without looking at their types."""
+        return self._tensors.extents()
+
     def drop(self, name: str) -> None:
         """Take the tensor's pages out of this process's memory; the next read brings them back."""
         self._tensors.drop(name)

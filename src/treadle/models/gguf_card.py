@@ -74,7 +74,7 @@ _UNSUPPORTED = ("shared_experts", "expert_groups", "expert_scale")
 
 
 def gguf_family(metadata: Mapping[str, object]) -> Family:
-    fields = _fields(metadata)
+    fields = gguf_fields(metadata)
     architecture = fields.text("architecture")
     if architecture not in GGUF_FAMILIES:
         raise fields.bad("architecture", "one of " + ", ".join(GGUF_FAMILIES))
@@ -83,7 +83,7 @@ def gguf_family(metadata: Mapping[str, object]) -> Family:
 
 def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTensor]) -> ModelCard:
     """Raises ModelFileError naming the metadata key at fault."""
-    family, fields = gguf_family(metadata), _fields({**metadata, **_biases(tensors)})
+    family, fields = gguf_family(metadata), gguf_fields({**metadata, **_biases(tensors)})
     for name in _UNSUPPORTED:
         if fields.value(name):
             raise fields.bad(name, "left out, for it is not supported")
@@ -112,11 +112,16 @@ def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTens
     return card
 
 
-def _fields(metadata: Mapping[str, object]) -> Fields:
+def gguf_fields(metadata: Mapping[str, object], more: Keys | None = None) -> Fields:
+    """The file's facts; `more` are keys, under the architecture's name, that cards have no use
+    for."""
     own = metadata.get("general.architecture")
     keys: Keys = {
         **{name: (key,) for name, key in _GENERAL.items()},
-        **{name: tuple(f"{own}.{key}" for key in keys) for name, keys in _OWN.items()},
+        **{
+            name: tuple(f"{own}.{key}" for key in keys)
+            for name, keys in {**_OWN, **(more or {})}.items()
+        },
     }
     return Fields(metadata, keys, _KIND)
 

@@ -87,6 +87,19 @@ def hub_path(model: HubId, *, progress: bool, hub: Hub | None = None) -> Path:
         raise StartError(f"cannot get {model.repo} from the Hugging Face hub: {reason}") from None
 
 
+def hub_config(model: HubId, *, hub: Hub | None = None) -> Path:
+    """The directory with the model's config.json, which alone is downloaded where it is not there.
+    The model may be there already, and then its files are too."""
+    try:
+        folder = (hub or _LibraryHub()).download(model, [CONFIG], progress=False)
+    except Exception as error:  # as in hub_path
+        reason = _why(error, model)
+        raise StartError(f"cannot get {model.repo} from the Hugging Face hub: {reason}") from None
+    if not (folder / CONFIG).is_file():
+        raise StartError(f"{model.repo} on the Hugging Face hub has no {CONFIG}")
+    return folder
+
+
 def _choose(model: HubId, files: Sequence[str]) -> list[str]:
     """The one GGUF file that is meant, or all parts of it."""
     models: dict[str, list[str]] = {}

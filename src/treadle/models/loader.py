@@ -19,6 +19,7 @@ from treadle.models.config_card import card_from_config, config_family, folder_n
 from treadle.models.decoder import record
 from treadle.models.gguf import GGUFFile
 from treadle.models.gguf_card import card_from_gguf, gguf_family
+from treadle.models.rope import rope_table
 from treadle.models.safetensors import SafetensorsFolder
 from treadle.models.tensors import Expected, TensorNames, TensorPlan, Weights, tensor_plan
 from treadle.models.transforms import concatenated
@@ -43,28 +44,50 @@ class Model:
     def __init__(self, card: ModelCard, weights: Weights, *, positions: int) -> None:
         self.card = card
         self.positions = positions
+        # Tables for a long window take longer than the rest of a recording.
+        self._ropes = [rope_table(rope, positions) for rope in card.ropes]
         self._weights = weights
 
     def record(self, recorder: Recorder) -> Program:
         """Take the forward pass down with a recorder of the backend that packed the weights."""
-        logits = record(self.card, self._weights, recorder, positions=self.positions)
+        logits = record(self.card, self._weights, recorder, self._ropes)
         return recorder.finish(logits)
+
+
+class OpenModel:
+    """A file or folder whose header has been read, which takes a while where vocabularies are
+    large. Good until `open_model` ends."""
+
+    def __init__(self, file: GGUFFile | SafetensorsFolder) -> None:
+        self._file = file
+        self.card, self._names = _card(file)
+
+    def load(self, backend: Backend, *, positions: int | None = None) -> Model:
+        """Load a model that can compute `positions` positions; by default all that it was made
+        for."""
+        tensors = self._file.tensors
+        plan = tensor_plan(self.card, self._names, tensors)
+        _check_tensors(tensors, plan, self._names, self.card)
+        weights = _Packer(self._file, backend).pack(plan)
+        return Model(self.card, weights, positions=positions or self.card.max_positions)
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[OpenModel]:
+    with _naming(path), closing(_open(path)) as file:
+        yield OpenModel(file)
 
 
 def read_card(path: Path) -> ModelCard:
     """What a file or folder says about its model, without loading it."""
-    with _naming(path), closing(_open(path)) as file:
-        return _card(file)[0]
+    with open_model(path) as opened:
+        return opened.card
 
 
 def load_model(path: Path, backend: Backend, *, positions: int | None = None) -> Model:
-    """Load a model that can compute `positions` positions; by default all that it was made for."""
-    with _naming(path), closing(_open(path)) as file:
-        card, names = _card(file)
-        plan = tensor_plan(card, names, file.tensors)
-        _check_tensors(file.tensors, plan, names, card)
-        weights = _Packer(file, backend).pack(plan)
-    return Model(card, weights, positions=positions or card.max_positions)
+    """See OpenModel.load."""
+    with open_model(path) as opened:
+        return opened.load(backend, positions=positions)
 
 
 def _open(path: Path) -> GGUFFile | SafetensorsFolder:

@@ -71,6 +71,10 @@ class MappedTensors(Mapping[str, RawTensor]):
     def __len__(self) -> int:
         return len(self._extents)
 
+    def extents(self) -> Mapping[str, Extent]:
+        """Where all tensors lie, those of unsupported types too."""
+        return self._extents
+
     def drop(self, name: str) -> None:
         """Take the tensor's pages out of this process's memory; the next read brings them back."""
         extent = self._extent(name)
@@ -124,6 +128,10 @@ class JoinedTensors(Mapping[str, RawTensor]):
 
     def __len__(self) -> int:
         return len(self._homes)
+
+    def extents(self) -> Mapping[str, Extent]:
+        """Where all tensors lie, each in its file."""
+        return {name: extent for file in self._files for name, extent in file.extents().items()}
 
     def home(self, name: str) -> Path:
         """The file that holds the tensor."""

@@ -163,20 +163,27 @@ def longrope_magnitude(factor: float, original: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
+_PIECE = 256
+"""Positions whose angles are turned into cosines at a time."""
+
+
 def rope_table(rope: Rope, positions: int) -> RopeTable:
     """Frequencies and angles are rounded to float32, as the models were trained with.
 
     Their cosines are rounded from float64, so that every machine gets the same table.
     """
     frequencies = rope.scaling.frequencies(rope.theta, rope.rotary_dim, positions)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
-    wide = angles.astype(np.float64)
     magnitude = rope.scaling.magnitude
-    return RopeTable(
-        (np.cos(wide) * magnitude).astype(np.float32),
-        (np.sin(wide) * magnitude).astype(np.float32),
-        rope.interleaved,
-    )
+    cos = np.empty((positions, len(frequencies)), np.float32)
+    sin = np.empty_like(cos)
+    # Piece by piece, or what lies between would be several times as large as the table.
+    for start in range(0, positions, _PIECE):
+        end = min(start + _PIECE, positions)
+        angles = np.arange(start, end, dtype=np.float32)[:, None] * frequencies
+        wide = angles.astype(np.float64)
+        cos[start:end] = np.cos(wide) * magnitude
+        sin[start:end] = np.sin(wide) * magnitude
+    return RopeTable(cos, sin, rope.interleaved)
 
 
 def _plain(theta: float, rotary_dim: int) -> npt.NDArray[np.float64]:

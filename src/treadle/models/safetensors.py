@@ -81,6 +81,10 @@ class SafetensorsFolder:
             opened.pop_all()
         return result
 
+    def extents(self) -> Mapping[str, Extent]:
+        """Sizes of all tensors, without looking at their types."""
+        return self._tensors.extents()
+
     def drop(self, name: str) -> None:
         """Take the tensor's pages out of this process's memory; the next read brings them back."""
         self._tensors.drop(name)
@@ -88,6 +92,14 @@ class SafetensorsFolder:
     def close(self) -> None:
         """Unmap the files; views of tensors stay valid, further tensors cannot be had."""
         self._tensors.close()
+
+
+def holds_all_weights(path: Path) -> bool:
+    """Whether the directory's weights are there, not its configuration alone, or some shards."""
+    if (path / _WEIGHTS).exists():
+        return True
+    index = path / _INDEX
+    return index.exists() and all((path / name).is_file() for name in _read_index(index).values())
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Two calls per step, so that what sampling needs (a grammar's mask, say) may be computed while the
 forward pass runs: `forward` applies the plan's changes and computes logits, `sample` chooses
-tokens.
+tokens. Rows that want nothing but the likeliest token get it from the forward pass.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.kernels.ops import Backend, FloatArray, Program, StepInputs
-from treadle.runner.rows import RowTables
+from treadle.runner.rows import LogitRows, RowTables, split
 from treadle.sampling.sampler import Sampler
-from treadle.wire.messages import TokenLogprob
 from treadle.wire.plan import RowWork, StepPlan, StepResult
 
 
@@ -31,6 +30,7 @@ class Runner:
         self._program = program
         self._tables = RowTables(inputs, block_sizes)
         self._sampler = sampler
+        self._rows = LogitRows([], [], [])
         self._logits: FloatArray | None = None
 
     def forward(self, plan: StepPlan) -> None:
@@ -40,39 +40,38 @@ class Runner:
             self._sampler.join(join)
         for work in plan.work:
             self._tables.edit(work)
-        num_tokens, num_logits = self._tables.fill(plan.work)
-        self._logits = self._program.run(num_tokens, len(plan.work), num_logits)
+        rows = self._rows = split(plan.work, self._sampler.plain)
+        num_tokens = self._tables.fill(plan.work, rows)
+        self._logits = self._program.run(
+            num_tokens, len(plan.work), rows.num_logits, len(rows.likeliest)
+        )
 
     def sample(self, plan: StepPlan) -> StepResult:
-        works = [work for work in plan.work if work.sample]
-        scoring = [work for work in plan.work if work.targets]
-        if not works and not scoring:
-            return StepResult(step=plan.step, tokens=[], logprobs=[])
-        logits = self._logits
+        logits, rows = self._logits, self._rows
         assert logits is not None, "sample follows forward"
-        scores: list[list[TokenLogprob]] = []
-        if scoring:
-            scored, sampled = _split(plan.work)
-            scores = self._sampler.score(logits, scored, scoring)
-            logits = logits[sampled]
-        if not works:
-            return StepResult(step=plan.step, tokens=[], logprobs=[], scores=scores)
-        tokens, logprobs = self._sampler.sample(logits, works)
-        self._tables.sampled([work.row for work in works], tokens)
-        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs, scores=scores)
+        result = StepResult(step=plan.step, tokens=[], logprobs=[])
+        if rows.scoring:
+            result.scores = self._sampler.score(logits[: rows.num_scores], rows.scoring)
+        result.tokens = self._program.likeliest[: len(rows.likeliest)].tolist()
+        result.logprobs = [None] * len(result.tokens)
+        if rows.sampling:
+            tokens, logprobs = self._sampler.sample(logits[rows.num_scores :], rows.sampling)
+            result.tokens += tokens
+            result.logprobs += logprobs
+        works = rows.likeliest + rows.sampling
+        self._tables.sampled([work.row for work in works], result.tokens)
+        if rows.likeliest and rows.sampling:
+            _restore(plan.work, works, result)
+        return result
 
     def close(self) -> None:
         """Give the device back."""
         self._backend.close()
 
 
-def _split(works: Sequence[RowWork]) -> tuple[list[int], list[int]]:
-    """Rows of logits that score, and those that are sampled from, in the order of `works`."""
-    scored: list[int] = []
-    sampled: list[int] = []
-    at = 0
-    for work in works:
-        scored += range(at, at + len(work.targets))
-        sampled += [at + len(work.targets)] * work.sample
-        at += work.num_logits
-    return scored, sampled
+def _restore(plan: Sequence[RowWork], works: Sequence[RowWork], result: StepResult) -> None:
+    """Put tokens, which are those of `works`, in the order of the plan."""
+    place = {work.row: at for at, work in enumerate(works)}
+    order = [place[work.row] for work in plan if work.sample]
+    result.tokens = [result.tokens[at] for at in order]
+    result.logprobs = [result.logprobs[at] for at in order]

@@ -29,7 +29,10 @@ class RowEdits(NamedTuple):
 class RowState(Protocol):
     """State of the rows that use one feature; rows that do not cost nothing."""
 
-    def join(self, join: RowJoin) -> None: ...
+    def join(self, join: RowJoin) -> bool:
+        """Whether the row uses the feature; nobody asks or tells anything of rows that do not."""
+        ...
+
     def leave(self, row: int) -> None: ...
     def edits(self, row: int, output_index: int) -> RowEdits | None: ...
     def sampled(self, row: int, token: int) -> None: ...
@@ -41,10 +44,11 @@ class LogitBias:
     def __init__(self) -> None:
         self._rows: dict[int, RowEdits] = {}
 
-    def join(self, join: RowJoin) -> None:
+    def join(self, join: RowJoin) -> bool:
         bias = join.params.logit_bias
         if bias:
             self._rows[join.row] = _additive(list(bias), list(bias.values()))
+        return bool(bias)
 
     def leave(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -62,9 +66,10 @@ class BadWords:
     def __init__(self) -> None:
         self._rows: dict[int, _Forbidden] = {}
 
-    def join(self, join: RowJoin) -> None:
+    def join(self, join: RowJoin) -> bool:
         if join.bad_words:
             self._rows[join.row] = _Forbidden(join.bad_words, join.output or [])
+        return bool(join.bad_words)
 
     def leave(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -105,14 +110,14 @@ class MinTokens:
         self._eos = sorted(eos)
         self._rows: dict[int, tuple[int, RowEdits]] = {}
 
-    def join(self, join: RowJoin) -> None:
+    def join(self, join: RowJoin) -> bool:
         params = join.params
-        if params.min_tokens == 0:
-            return
         ending = sorted({*params.stop_token_ids, *([] if params.ignore_eos else self._eos)})
-        if ending:
-            masks = [-np.inf] * len(ending)
-            self._rows[join.row] = (params.min_tokens, _additive(ending, masks))
+        if params.min_tokens == 0 or not ending:
+            return False
+        masks = [-np.inf] * len(ending)
+        self._rows[join.row] = (params.min_tokens, _additive(ending, masks))
+        return True
 
     def leave(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -131,9 +136,11 @@ class Penalties:
     def __init__(self) -> None:
         self._rows: dict[int, _History] = {}
 
-    def join(self, join: RowJoin) -> None:
-        if join.params.penalised:
+    def join(self, join: RowJoin) -> bool:
+        penalised = join.params.penalised
+        if penalised:
             self._rows[join.row] = _History(join)
+        return penalised
 
     def leave(self, row: int) -> None:
         self._rows.pop(row, None)

@@ -19,10 +19,12 @@ class AllowedTokens:
         self._words = -(-vocab_size // WORD_BITS)
         self._rows: dict[int, MaskArray] = {}
 
-    def join(self, join: RowJoin) -> None:
+    def join(self, join: RowJoin) -> bool:
+        """Whether the row is masked."""
         allowed = join.params.allowed_token_ids
         if allowed is not None:
             self._rows[join.row] = bits(allowed, self._words)
+        return allowed is not None
 
     def leave(self, row: int) -> None:
         self._rows.pop(row, None)

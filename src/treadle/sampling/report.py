@@ -34,26 +34,23 @@ def wish(num_top: int | None, params: SamplingParams) -> Wish | None:
 def report(
     ops: SamplingOps,
     logits: FloatArray,
-    rows: Sequence[int],
     tokens: Sequence[int],
     wishes: Sequence[Wish],
 ) -> list[TokenLogprob]:
-    """One entry for each of `rows` of the unmodified `logits` [L, vocab]: the log-probability of
+    """One entry for each row of the unmodified `logits` [L, vocab], L > 0: the log-probability of
     its token, by its wish."""
-    if not rows:
-        return []
     most = max(one.num_top for one in wishes)
-    top = ops.top_logprobs(logits, np.array(rows, np.int32), most)
+    top = ops.top_logprobs(logits, np.arange(len(logits), dtype=np.int32), most)
     entries = []
-    for at, (row, token, one) in enumerate(zip(rows, tokens, wishes, strict=True)):
-        own, total = logits[row, token], top.log_sum_exp[at]
+    for at, (row, token, one) in enumerate(zip(logits, tokens, wishes, strict=True)):
+        own, total = row[token], top.log_sum_exp[at]
         best = (top.logits[at, : one.num_top] - total).tolist()
-        asked = (logits[row, list(one.asked)] - total).tolist() if one.asked else []
+        asked = (row[list(one.asked)] - total).tolist() if one.asked else []
         entries.append(
             TokenLogprob(
                 token=token,
                 logprob=float(own - total),
-                rank=int(np.count_nonzero(logits[row] > own)) + 1,
+                rank=int(np.count_nonzero(row > own)) + 1,
                 top=list(zip(top.tokens[at, : one.num_top].tolist(), best, strict=True)),
                 asked=list(zip(one.asked, asked, strict=True)),
             )

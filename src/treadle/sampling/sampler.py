@@ -36,10 +36,13 @@ class Sampler:
         self._min_p = np.zeros(num_rows, np.float32)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._choices = np.zeros(num_rows, np.uint64)
+        self.plain: set[int] = set()
+        """Rows whose token is the likeliest, and of which nothing else is asked."""
         self._wishes: dict[int, Wish] = {}
         self._prompt_wishes: dict[int, Wish] = {}
         self._masks = AllowedTokens(vocab_size)
         self._states: list[RowState] = [LogitBias(), BadWords(), MinTokens(eos), Penalties()]
+        self._edited: dict[int, list[RowState]] = {}
 
     def join(self, join: RowJoin) -> None:
         row, params = join.row, join.params
@@ -53,25 +56,26 @@ class Sampler:
             self._wishes[row] = wanted
         if wanted := wish(params.prompt_logprobs, params):
             self._prompt_wishes[row] = wanted
-        self._masks.join(join)
-        for state in self._states:
-            state.join(join)
+        masked = self._masks.join(join)
+        if states := [state for state in self._states if state.join(join)]:
+            self._edited[row] = states
+        if params.greedy and not (masked or states or row in self._wishes):
+            self.plain.add(row)
 
     def leave(self, row: int) -> None:
         self._wishes.pop(row, None)
         self._prompt_wishes.pop(row, None)
         self._masks.leave(row)
-        for state in self._states:
+        for state in self._edited.pop(row, ()):
             state.leave(row)
+        self.plain.discard(row)
 
-    def score(
-        self, logits: FloatArray, rows: Sequence[int], works: Sequence[RowWork]
-    ) -> list[list[TokenLogprob]]:
-        """Log-probabilities of the prompt tokens that `works` target, one list each; the logits for
-        them are at `rows`, work after work."""
+    def score(self, logits: FloatArray, works: Sequence[RowWork]) -> list[list[TokenLogprob]]:
+        """Log-probabilities of the prompt tokens that `works` target, one list each; `logits` are
+        those for them, work after work."""
         targets = [target for work in works for target in work.targets]
         wishes = [self._prompt_wishes[work.row] for work in works for _ in work.targets]
-        entries = iter(report(self._ops, logits, rows, targets, wishes))
+        entries = iter(report(self._ops, logits, targets, wishes))
         return [[next(entries) for _ in work.targets] for work in works]
 
     def sample(
@@ -82,23 +86,28 @@ class Sampler:
         rows = [work.row for work in works]
         wanted = [at for at, row in enumerate(rows) if row in self._wishes]
         masks = self._masks.collect(rows)
-        edits = collect(self._states, [(work.row, work.output_index) for work in works])
-        # Masks and edits overwrite logits; rows that report log-probabilities keep the model's own.
-        raw = logits[wanted] if wanted else None
+        edits = None
+        if self._edited:
+            edits = collect(self._states, [(work.row, work.output_index) for work in works])
+        raw = None
+        if wanted:
+            # Masks and edits overwrite logits; rows that report log-probabilities keep the model's.
+            untouched = masks is None and edits is None and len(wanted) == len(works)
+            raw = logits if untouched else logits[wanted]
         if masks is not None:
             self._ops.mask(logits, *masks)
         if edits is not None:
             self._ops.edit(logits, edits)
         chosen: list[int] = self._ops.sample(logits, self._rows(rows, works)).tolist()
         for row, token in zip(rows, chosen, strict=True):
-            if token != NO_TOKEN:
-                for state in self._states:
+            for state in self._edited.get(row, ()):
+                if token != NO_TOKEN:
                     state.sampled(row, token)
         logprobs: list[TokenLogprob | None] = [None] * len(works)
         if raw is not None:
             wishes = [self._wishes[rows[at]] for at in wanted]
             tokens = [chosen[at] for at in wanted]
-            entries = report(self._ops, raw, range(len(raw)), tokens, wishes)
+            entries = report(self._ops, raw, tokens, wishes)
             for at, entry in zip(wanted, entries, strict=True):
                 logprobs[at] = entry
         return chosen, logprobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 from treadle.schedule.ports import Schedulable
@@ -25,28 +25,29 @@ class WaitingOrder(Protocol[R]):
 
 
 class Fcfs(Generic[R]):
-    """First come, first served; preempted requests go to the front."""
+    """First come, first served; preempted requests go to the front. Nothing here costs more the
+    more requests wait."""
 
     def __init__(self) -> None:
-        self._queue: deque[R] = deque()
+        self._queue: OrderedDict[R, None] = OrderedDict()
 
     def add(self, request: R) -> None:
-        self._queue.append(request)
+        self._queue[request] = None
 
     def put_back(self, request: R) -> None:
-        self._queue.appendleft(request)
+        self._queue[request] = None
+        self._queue.move_to_end(request, last=False)
 
     def head(self) -> R | None:
-        return self._queue[0] if self._queue else None
+        return next(iter(self._queue), None)
 
     def pop(self) -> R:
-        return self._queue.popleft()
+        return self._queue.popitem(last=False)[0]
 
     def remove(self, request: R) -> bool:
-        try:
-            self._queue.remove(request)
-        except ValueError:
+        if request not in self._queue:
             return False
+        del self._queue[request]
         return True
 
     def __len__(self) -> int:

@@ -57,6 +57,8 @@ class Scheduler(Generic[R]):
         self._fence = fence
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []
+        self._matched: tuple[R, int, int, KVMatch] | None = None
+        """The request last looked for in the cache: its length, the cache's version, the match."""
 
     @property
     def num_waiting(self) -> int:
@@ -153,7 +155,7 @@ class Scheduler(Generic[R]):
             # A preempted request's last token may still be in flight; it is needed as a literal.
             if request is None or request.num_pending:
                 return
-            match = self._kv.match(request.tokens[: _reusable(request)], request.cache_salt)
+            match = self._match(request)
             if not self._kv.fits(match, len(request.tokens)):
                 return
             if draft.room(request, match.num_tokens) == 0:
@@ -161,8 +163,18 @@ class Scheduler(Generic[R]):
             if self._comes_soon(request, match.num_tokens):
                 return
             self._waiting.pop()
+            self._matched = None
             self._running.append(request)
             self._start(request, match, draft)
+
+    def _match(self, request: R) -> KVMatch:
+        """What the cache has of a request. One that cannot start is asked for with every step; it
+        is looked for again only once the cache has changed."""
+        length, version = len(request.tokens), self._kv.version
+        if self._matched is None or self._matched[:3] != (request, length, version):
+            match = self._kv.match(request.tokens[: _reusable(request)], request.cache_salt)
+            self._matched = request, length, version, match
+        return self._matched[3]
 
     def _comes_soon(self, request: R, num_matched: int) -> bool:
         """Whether a running request is about to compute more of this prompt than is cached.
@@ -173,12 +185,12 @@ class Scheduler(Generic[R]):
         end = num_matched + self.limits.worth_waiting
         if not self._kv.finds_prefixes or end > _reusable(request):
             return False
-        known, new = request.tokens[:num_matched], request.tokens[num_matched:end]
+        new = request.tokens[num_matched:end]
         return any(
             other.num_settled < end <= other.num_prompt
             and other.cache_salt == request.cache_salt
             and other.tokens[num_matched:end] == new
-            and other.tokens[:num_matched] == known
+            and other.tokens[:num_matched] == request.tokens[:num_matched]
             for other in self._running
         )
 

@@ -32,6 +32,11 @@ LOWEST_LOGPROB = -9999.0
 class Shape(Protocol):
     """How one endpoint writes answers. Lives as long as one HTTP request."""
 
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether a stream tells of tokens more than their text."""
+        ...
+
     def whole(self, part: ChoiceDelta) -> Choice:
         """The choice of a complete answer."""
         ...
@@ -102,13 +107,16 @@ class Tally:
         return self._num_open == 0
 
     def add(self, part: ChoiceDelta) -> None:
-        self._completion_tokens += len(part.token_ids)
-        if part.token_ids:
-            self._num_later_tokens += len(part.token_ids) - (part.index not in self._begun)
-            self._begun.add(part.index)
+        num_tokens, index = len(part.token_ids), part.index
+        self._completion_tokens += num_tokens
+        if index in self._begun:
+            self._num_later_tokens += num_tokens
+        elif num_tokens:
+            self._num_later_tokens += num_tokens - 1
+            self._begun.add(index)
         # Later choices of a prompt find what the first one computed; the prompt did not.
-        if part.index % self._n == 0:
-            self._cached_tokens[part.index] = part.cached_tokens
+        if index % self._n == 0:
+            self._cached_tokens[index] = part.cached_tokens
         if part.finish_reason is not None:
             self._num_open -= 1
         if part.timings is not None:

@@ -30,6 +30,10 @@ class ChatShape:
         self._spell = Spelling(tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: set[int] = set()
 
+    @property
+    def tells_tokens(self) -> bool:
+        return bool(self._request.return_token_ids or self._request.logprobs)
+
     def whole(self, part: ChoiceDelta) -> ChatChoice:
         choice = ChatChoice(
             index=part.index,
@@ -47,8 +51,7 @@ class ChatShape:
         if part.index not in self._begun:
             self._begun.add(part.index)
             chunks.append(ChatChunkChoice(part.index, ChatDelta(role="assistant", content="")))
-        tells_tokens = self._request.return_token_ids or self._request.logprobs
-        if part.text or (tells_tokens and part.token_ids) or part.finish_reason is not None:
+        if part.text or (self.tells_tokens and part.token_ids) or part.finish_reason is not None:
             chunks.append(self._chunk(part))
         return chunks
 

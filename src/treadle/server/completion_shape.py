@@ -31,6 +31,10 @@ class CompletionShape:
         self._spell = Spelling(tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._begun: dict[int, _Begun] = {}
 
+    @property
+    def tells_tokens(self) -> bool:
+        return bool(self._request.return_token_ids) or self._request.logprobs is not None
+
     def whole(self, part: ChoiceDelta) -> CompletionChoice:
         begun = self._hear(part)
         prompt = self._prompt(part.index)
@@ -60,8 +64,7 @@ class CompletionShape:
             self._hear(part)  # the prompt is told as one, once all of it is scored
             return []
         choice = self.whole(part)
-        tells_tokens = self._request.return_token_ids or self._request.logprobs is not None
-        return [choice] if choice.text or tells_tokens or choice.finish_reason else []
+        return [choice] if choice.text or self.tells_tokens or choice.finish_reason else []
 
     def head(self, answer: Answer[Choice], part: ChoiceDelta) -> None:
         """Nothing: there are several prompts, so each choice tells of its own."""

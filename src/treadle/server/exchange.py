@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from treadle.server.answers import Choice, Shape, Tally
 from treadle.server.errors import JSON
+from treadle.server.mould import Mould
 from treadle.server.prompts import Prompt
-from treadle.server.schema.answer import Answer
+from treadle.server.schema.answer import Answer, Usage
 from treadle.server.schema.request import GenerationRequest
-from treadle.server.stream import DONE, EventStream, event, unless_gone
+from treadle.server.stream import DONE, PushedStream, event, unless_gone
 from treadle.text.choice import ChoiceDelta
 from treadle.text.frontend import Frontend
+from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted
 
 Kind = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
@@ -53,12 +57,12 @@ class Exchange:
     async def respond(self, http: Request, frontend: Frontend) -> Response:
         headers = {"x-request-id": self.label.id}
         if self.request.stream:
-            return EventStream(self._events(frontend), headers)
+            return PushedStream(Chunks(self, frontend), headers)
         answer = await unless_gone(http.receive, self._whole(frontend))
         return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
 
     async def _whole(self, frontend: Frontend) -> Answer[Choice]:
-        tally = self._tally()
+        tally = self.tally()
         merged: dict[int, ChoiceDelta] = {}
         async with contextlib.aclosing(self._generate(frontend)) as arrivals:
             async for parts in arrivals:
@@ -75,38 +79,6 @@ class Exchange:
             answer.timings = tally.timings()
         return answer
 
-    async def _events(self, frontend: Frontend) -> AsyncGenerator[bytes, None]:
-        tally = self._tally()
-        begun = False
-        async with contextlib.aclosing(self._generate(frontend)) as arrivals:
-            async for parts in arrivals:
-                chunks: list[Answer[Choice]] = []
-                for part in parts:
-                    told = self._chunks(part, tally)
-                    if told and not begun:
-                        begun = True
-                        self.shape.head(told[0], part)
-                    chunks += told
-                if chunks:
-                    yield b"".join(map(event, chunks))
-        last = b""
-        if self.request.include_usage:
-            usage = self.label.answer(self.kinds[1], [])
-            usage.usage = tally.usage()
-            last = event(usage)
-        yield last + DONE
-
-    def _chunks(self, part: ChoiceDelta, tally: Tally) -> list[Answer[Choice]]:
-        """The chunks of a stream that tell this part. The last of all has the times."""
-        tally.add(part)
-        chunks = [self.label.answer(self.kinds[1], [one]) for one in self.shape.chunks(part)]
-        if self.request.include_usage:
-            for chunk in chunks:
-                chunk.usage = tally.usage() if self.request.continuous_usage else None
-        if self.timed and tally.complete:
-            chunks[-1].timings = tally.timings()
-        return chunks
-
     def _generate(self, frontend: Frontend) -> AsyncGenerator[list[ChoiceDelta], None]:
         return frontend.generate(
             self.accepted,
@@ -114,5 +86,80 @@ class Exchange:
             cache_salt=self.request.cache_salt or "",
         )
 
-    def _tally(self) -> Tally:
+    def tally(self) -> Tally:
         return Tally(self.prompts, self.request.n or 1)
+
+
+class Chunks:
+    """The chunks of a stream, the parts of an answer in; a stream.Source.
+
+    The first chunk of a choice and the last say more than text. Those between differ in nothing
+    else, unless the request asked for more, and come from a mould.
+    """
+
+    def __init__(self, exchange: Exchange, frontend: Frontend) -> None:
+        self._exchange = exchange
+        self._frontend = frontend
+        self._tally = exchange.tally()
+        self._begun = False
+        self._moulds: dict[int, Mould] = {}
+        self._varies = exchange.shape.tells_tokens or exchange.request.continuous_usage
+
+    def open(self) -> AbstractContextManager[Inbox]:
+        exchange = self._exchange
+        return self._frontend.asked(
+            exchange.accepted,
+            request_id=exchange.label.id,
+            cache_salt=exchange.request.cache_salt or "",
+        )
+
+    def tell(self, parts: list[ChoiceDelta]) -> bytes:
+        told: list[bytes] = []
+        for part in parts:
+            self._tally.add(part)
+            mould = self._moulds.get(part.index)
+            if mould is None or part.finish_reason is not None:
+                told += map(event, self._chunks(part))
+            elif part.text:
+                told.append(mould.event(part.text))
+        return b"".join(told)
+
+    def last(self) -> bytes:
+        if not self._exchange.request.include_usage:
+            return DONE
+        usage = self._answer([])
+        usage.usage = self._tally.usage()
+        return event(usage) + DONE
+
+    def _chunks(self, part: ChoiceDelta) -> list[Answer[Choice]]:
+        """The chunks that tell this part. The last of all has the times."""
+        exchange = self._exchange
+        chunks = [self._answer([one]) for one in exchange.shape.chunks(part)]
+        if chunks and not self._begun:
+            self._begun = True
+            exchange.shape.head(chunks[0], part)
+        if chunks and part.finish_reason is None and not self._varies:
+            self._moulds[part.index] = Mould(self._text_chunk(part.index))
+        for chunk in chunks:
+            chunk.usage = self._usage()
+        if exchange.timed and self._tally.complete:
+            chunks[-1].timings = self._tally.timings()
+        return chunks
+
+    def _text_chunk(self, index: int) -> Callable[[str], bytes]:
+        def chunk(text: str) -> bytes:
+            (choice,) = self._exchange.shape.chunks(ChoiceDelta(index, text, [0], [], 0))
+            answer = self._answer([choice])
+            answer.usage = self._usage()
+            return event(answer)
+
+        return chunk
+
+    def _usage(self) -> Usage | UnsetType | None:
+        request = self._exchange.request
+        if not request.include_usage:
+            return UNSET
+        return self._tally.usage() if request.continuous_usage else None
+
+    def _answer(self, choices: list[Choice]) -> Answer[Choice]:
+        return self._exchange.label.answer(self._exchange.kinds[1], choices)

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from treadle.config.settings import ServerSettings
 from treadle.server.errors import JSON, RETRY_AFTER_S, plain_error
 from treadle.server.listen import BACKLOG
+from treadle.server.sink import EXTENSION, Sink
 
 MAX_HEAD_BYTES = 64 << 10
 
@@ -117,6 +118,8 @@ class Connection(HttpToolsProtocol):
         self._is_half_closed = False
         self._is_deaf = False
         """What comes now is not HTTP; the request before it still gets its answer."""
+        self.on_room: Callable[[], None] | None = None
+        """See Sink.listen."""
 
     def connection_made(self, transport: Any) -> None:
         others = len(self.connections)
@@ -173,6 +176,8 @@ class Connection(HttpToolsProtocol):
             self._enter("body")
             self._unfinished_bytes = 0
             super().on_headers_complete()
+            sink = Sink(self.cycle, self.flow, self)
+            self.scope["extensions"] = {EXTENSION: sink}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -183,6 +188,11 @@ class Connection(HttpToolsProtocol):
         if self._phase == "answer" and not self.pipeline:
             self._enter("idle")
         super().on_response_complete()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.on_room is not None:
+            self.on_room()
 
     def check_time(self) -> None:
         """End the connection if its client has taken too long over what it does next."""

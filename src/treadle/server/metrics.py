@@ -29,14 +29,15 @@ class Metrics:
             self._sets.append(VllmMetrics(self.registry, model_name))
         if names in ("sglang", "both"):
             self._sets.append(SglangMetrics(self.registry, model_name))
+        self._gaps = [metrics.gaps for metrics in self._sets]
 
     def first_token(self, seconds: float) -> None:
         for metrics in self._sets:
             metrics.first_token(seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        for metrics in self._sets:
-            metrics.next_tokens(seconds)
+        for gaps in self._gaps:
+            gaps.observe(seconds)
 
     def ended(self, answer: Ended) -> None:
         for metrics in self._sets:

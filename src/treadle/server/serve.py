@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import signal
 import socket
 import threading
@@ -36,7 +37,8 @@ from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
 from treadle.text.observe import Observer, Observers
-from treadle.wire.channel import Address, TextChannel
+from treadle.wire.channel import TextChannel
+from treadle.wire.ends import Address
 from treadle.wire.messages import Progress, Ready
 
 T = TypeVar("T")
@@ -206,6 +208,8 @@ class _Server:
         if text.sampling_defaults:
             shown = ", ".join(f"{name} {value}" for name, value in text.sampling_defaults.items())
             say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
+        # What was made so far stays: no collection need look through it again.
+        gc.freeze()
         say(f"serving {launch.names[0]} at {self._url}")
 
     async def _follow_engine(self) -> None:

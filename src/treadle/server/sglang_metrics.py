@@ -31,7 +31,7 @@ class SglangMetrics:
         self._first_token = histogram(
             "time_to_first_token_seconds", "From the request to its first token.", FIRST_TOKEN_S
         )
-        self._next_tokens = histogram(
+        self.gaps = histogram(
             "inter_token_latency_seconds", "Between tokens of one answer.", NEXT_TOKENS_S
         )
         self._request = histogram(
@@ -48,9 +48,6 @@ class SglangMetrics:
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
-
-    def next_tokens(self, seconds: float) -> None:
-        self._next_tokens.observe(seconds)
 
     def ended(self, answer: Ended) -> None:
         self._num.inc()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from treadle.server.families import Families
+from treadle.server.families import Families, Histogram
 from treadle.text.observe import Ended
 from treadle.wire.messages import Finish, Ready, Stats, Timings
 
@@ -38,7 +38,7 @@ class VllmMetrics:
         self._first_token = histogram(
             "time_to_first_token_seconds", "From the request to its first token.", FIRST_TOKEN_S
         )
-        self._next_tokens = histogram(
+        self.gaps = histogram(
             "inter_token_latency_seconds", "Between tokens of one answer.", NEXT_TOKENS_S
         )
         self._per_token = histogram(
@@ -69,9 +69,6 @@ class VllmMetrics:
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
-    def next_tokens(self, seconds: float) -> None:
-        self._next_tokens.observe(seconds)
-
     def ended(self, answer: Ended) -> None:
         self._ended[(answer.reason,)].inc()
         self._request.observe(answer.seconds)
@@ -91,8 +88,8 @@ class VllmMetrics:
     def measured(self, stats: Stats) -> None:
         last, self._last = self._last, (stats.steps, stats.step_tokens)
         num_steps = stats.steps - last[0]
-        for _ in range(num_steps):
-            self._step_tokens.observe((stats.step_tokens - last[1]) / num_steps)
+        if num_steps:
+            self._step_tokens.observe((stats.step_tokens - last[1]) / num_steps, times=num_steps)
 
     def watch(self, ready: Ready, stats: Callable[[], Stats | None]) -> None:
         self._sizes = _Sizes(self._families, ready.max_model_len)

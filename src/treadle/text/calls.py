@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from treadle.errors import TreadleError
-from treadle.wire.channel import Sender
+from treadle.wire.ends import Sender
 from treadle.wire.messages import Done, ToEngine
 
 

@@ -50,18 +50,18 @@ class Choice:
         """Tokens to text; a stop string in it ends the answer whatever the engine thinks. If it
         did not think so, the caller must abort the request."""
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        piece = self.text.feed(
-            delta.tokens, final=delta.finish is not None, stop_token=delta.finish == "stop"
+        finish = delta.finish
+        text, num_tokens, stop = self.text.feed(
+            delta.tokens, final=finish is not None, stop_token=finish == "stop"
         )
-        stopped = piece.stop is not None
         return ChoiceDelta(
-            index=self.index,
-            text=piece.text,
-            token_ids=delta.tokens[: piece.num_tokens],
-            logprobs=(delta.logprobs or [])[: piece.num_tokens],
-            cached_tokens=self.cached_tokens,
-            finish_reason="stop" if stopped else delta.finish,
-            stop_reason=piece.stop if stopped else delta.stop_token,
-            prompt_logprobs=delta.prompt_logprobs or [],
-            timings=delta.timings,
+            self.index,
+            text,
+            delta.tokens[:num_tokens],
+            (delta.logprobs or [])[:num_tokens],
+            self.cached_tokens,
+            finish if stop is None else "stop",
+            delta.stop_token if stop is None else stop,
+            delta.prompt_logprobs or [],
+            delta.timings,
         )

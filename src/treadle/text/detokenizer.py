@@ -12,19 +12,18 @@ class Detokenizer:
     """All text fed out so far plus `finish` is what decoding all tokens at once gives."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._spell = tokenizer.visible_bytes if skip_special else tokenizer.token_bytes
+        self._begun = b""
+        """A character that more bytes may complete."""
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The characters that these tokens complete."""
-        return self._decoder.decode(b"".join(map(self._bytes, tokens)))
+        data = b"".join([self._begun, *map(self._spell, tokens)])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[used:]
+        return text
 
     def finish(self) -> str:
         """What was begun and never completed, as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
-
-    def _bytes(self, token: int) -> bytes:
-        if self._skip_special and self._tokenizer.is_special(token):
-            return b""
-        return self._tokenizer.token_bytes(token)
+        begun, self._begun = self._begun, b""
+        return begun.decode(errors="replace")

@@ -7,9 +7,10 @@ request runs when.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Literal
 
 from treadle.errors import (
@@ -23,11 +24,12 @@ from treadle.errors import (
 )
 from treadle.text.calls import Calls
 from treadle.text.choice import ChoiceDelta
+from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted, check, fan_out
 from treadle.text.load import ModelText
 from treadle.text.observe import Observer
 from treadle.text.open_answers import OpenAnswers
-from treadle.wire.channel import Channel, Sender
+from treadle.wire.ends import Channel, Sender
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -72,7 +74,8 @@ class Frontend:
         self._announce = announce
         self._answers = OpenAnswers(observer, max_queued)
         self._calls = Calls(channel)
-        self._open_ids: set[str] = set()
+        self._open_keys: dict[str, list[str]] = {}
+        """Of each request that somebody waits for, what the engine calls its answers."""
         self._serials = itertools.count()
         self._text: ModelText | None = None
         self._engine: Ready | None = None
@@ -81,15 +84,22 @@ class Frontend:
 
     async def run(self, channel: Channel) -> None:
         """Take in what the engine sends, for ever."""
-        while True:
-            self.take(await channel.receive())
-            # A channel that has more returns at once; others must get their turn all the same.
-            await asyncio.sleep(0)
+        await channel.run(self.take)
 
     def take(self, messages: Sequence[FromEngine]) -> None:
-        """Take in what the engine sent; consumers wake."""
+        """Take in what the engine sent; then consumers are told, each once."""
+        now = time.monotonic()
+        told: list[Inbox] = []
         for message in messages:
-            self._take(message)
+            if type(message) is Delta:
+                self.num_signs += 1
+                inbox = self._take_delta(message, now)
+                if inbox is not None:
+                    told.append(inbox)
+            else:
+                self._take(message)
+        for inbox in told:
+            inbox.tell()
 
     async def ready(self) -> Ready:
         """Wait for engine and text; raises what prevents them."""
@@ -155,7 +165,8 @@ class Frontend:
     def abort(self, request_id: str) -> bool:
         """End the answers of the request that `generate` was given under this id, with reason
         "abort"; whether there were any."""
-        keys = self._answers.open_keys(request_id)
+        asked = self._open_keys.get(request_id, [])
+        keys = [key for key in asked if self._answers.get(key) is not None]
         self._channel.send([Abort(key) for key in keys])
         return bool(keys)
 
@@ -199,7 +210,17 @@ class Frontend:
         Close the iterator when nobody waits any more: that is what aborts. Raises InvalidRequest
         where a request of this id is being answered.
         """
-        if request_id in self._open_ids:
+        with self.asked(requests, request_id=request_id, cache_salt=cache_salt) as inbox:
+            while inbox.num_open:
+                yield await inbox.take()
+
+    @contextlib.contextmanager
+    def asked(
+        self, requests: Sequence[Accepted], *, request_id: str, cache_salt: str = ""
+    ) -> Iterator[Inbox]:
+        """The same for a consumer that is no task: where the parts come in. What has not ended with
+        the block is aborted."""
+        if request_id in self._open_keys:
             raise InvalidRequest(
                 f"a request with request_id {request_id!r} is running already", param="request_id"
             )
@@ -207,15 +228,14 @@ class Frontend:
         # What is left of an earlier request of this id must not reach this one.
         generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
         self._answers.require_room(len(generates), self._num_rows())
-        self._open_ids.add(request_id)
-        inbox = self._answers.add(request_id, requests, generates, tokenizer)
+        keys = self._open_keys[request_id] = [generate.request_id for generate in generates]
+        inbox = self._answers.add(requests, generates, tokenizer)
         self._channel.send(generates)
         try:
-            while inbox.num_open:
-                yield await inbox.take()
+            yield inbox
         finally:
-            self._open_ids.discard(request_id)
-            self._abandon([generate.request_id for generate in generates])
+            del self._open_keys[request_id]
+            self._abandon(keys)
 
     def expire(self, seconds: float) -> None:
         """Refuse requests none of whose answers has begun after so long a wait in the queue."""
@@ -250,10 +270,9 @@ class Frontend:
             self._settled.set()
 
     def _take(self, message: FromEngine) -> None:
+        """All but Deltas."""
         self.num_signs += self._is_sign(message)
         match message:
-            case Delta():
-                self._take_delta(message)
             case Failed():
                 self._take_failure(message)
             case Progress():
@@ -277,17 +296,18 @@ class Frontend:
             return self.stats is None or message.steps != self.stats.steps
         return True
 
-    def _take_delta(self, delta: Delta) -> None:
+    def _take_delta(self, delta: Delta, now: float) -> Inbox | None:
+        """The inbox whose consumer is to be told of it, if it is."""
         answer = self._answers.get(delta.request_id)
         if answer is None:  # ended here first, by a stop string or because nobody waits
-            return
+            return None
         part = answer.choice.part(delta)
-        answer.watch.take(len(part.token_ids), part.cached_tokens, time.monotonic(), self._observer)
+        answer.watch.take(len(part.token_ids), part.cached_tokens, now, self._observer)
         if part.finish_reason is not None:
             self._answers.end(delta.request_id, part.finish_reason, delta.timings)
             if delta.finish is None:
                 self._channel.send([Abort(delta.request_id)])
-        answer.inbox.put(part)
+        return answer.inbox if answer.inbox.put(part) else None
 
     def _take_failure(self, failed: Failed) -> None:
         if not failed.request_id:

@@ -61,7 +61,8 @@ def check(
 
 
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
-    """One Generate per prompt and choice, in the order of the choices' indices.
+    """One Generate per prompt and choice, in the order of the choices' indices. A prompt is scored
+    for its first choice alone; see SharedScores.
 
     Raises InvalidRequest where a salt is no text, or too long.
     """
@@ -76,7 +77,7 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
             Generate(
                 request_id=f"{request_id}-{first + choice}",
                 prompt=request.prompt,
-                params=msgspec.structs.replace(params, n=1),
+                params=_of_choice(params, choice),
                 seed=drawn % 2**_SEED_BITS,
                 choice=choice,
                 cache_salt=salt,
@@ -85,6 +86,12 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
             for choice in range(params.n)
         )
     return generates
+
+
+def _of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    if choice == 0:
+        return msgspec.structs.replace(params, n=1)
+    return msgspec.structs.replace(params, n=1, prompt_logprobs=None, prompt_logprobs_start=0)
 
 
 def _check_salt(salt: object) -> None:

@@ -16,6 +16,7 @@ from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted
 from treadle.text.observe import EndReason, Observer, PromptTally, Watch
 from treadle.text.output import AnswerText
+from treadle.text.shared_scores import shared_scores
 from treadle.text.tokenizer import Tokenizer
 from treadle.wire.messages import Generate, Timings
 
@@ -24,8 +25,6 @@ from treadle.wire.messages import Generate, Timings
 class OpenAnswer:
     """One Generate."""
 
-    request_id: str
-    """The caller's, which several answers may share."""
     choice: Choice
     inbox: Inbox
     watch: Watch
@@ -39,32 +38,24 @@ class OpenAnswers:
         self._observer = observer
         self._max_queued = max_queued
         self._answers: dict[str, OpenAnswer] = {}
+        self.get = self._answers.get
+        """None for one that has ended: by a stop string, or because nobody waits."""
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def get(self, key: str) -> OpenAnswer | None:
-        """None for one that has ended: by a stop string, or because nobody waits."""
-        return self._answers.get(key)
-
-    def open_keys(self, request_id: str | None = None) -> list[str]:
-        """All of them, or those of one request."""
-        return [
-            key
-            for key, answer in self._answers.items()
-            if request_id is None or answer.request_id == request_id
-        ]
+    def open_keys(self) -> list[str]:
+        return list(self._answers)
 
     def add(
         self,
-        request_id: str,
-        requests: Iterable[Accepted],
+        requests: Sequence[Accepted],
         generates: Sequence[Generate],
         tokenizer: Tokenizer,
     ) -> Inbox:
         """Open an answer for each of `generates`, which are n to each of `requests`; where their
         parts will come in."""
-        inbox = Inbox(len(generates))
+        inbox = Inbox(len(generates), shared_scores(requests))
         now = time.monotonic()
         tallies = [
             tally for one in requests for tally in [PromptTally(one.params.n)] * one.params.n
@@ -72,7 +63,7 @@ class OpenAnswers:
         for index, (generate, tally) in enumerate(zip(generates, tallies, strict=True)):
             choice = Choice(index, AnswerText(tokenizer, generate.params))
             watch = Watch(generate, tally, now)
-            self._answers[generate.request_id] = OpenAnswer(request_id, choice, inbox, watch)
+            self._answers[generate.request_id] = OpenAnswer(choice, inbox, watch)
         return inbox
 
     def end(self, key: str, reason: EndReason, timings: Timings | None = None) -> None:

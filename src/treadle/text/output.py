@@ -7,8 +7,8 @@ did.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from treadle.text.detokenizer import Detokenizer
 from treadle.text.stops import StopStrings
@@ -16,8 +16,7 @@ from treadle.text.tokenizer import Tokenizer
 from treadle.wire.sampling_params import SamplingParams
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """What some tokens add to an answer."""
 
     text: str
@@ -32,7 +31,9 @@ class AnswerText:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
-        self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        stops = params.stop_strings
+        self._stops = StopStrings(stops, include=params.include_stop_str_in_output)
+        self._has_stops = bool(stops)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._ended = False
@@ -43,6 +44,11 @@ class AnswerText:
         if self._ended:
             return TextPiece("", 0, None)
         self._ended = final
+        if not self._has_stops:  # nothing in the text can end it: no need to look token by token
+            text = self._detokenizer.feed(tokens[:-1] if stop_token else tokens)
+            if final:
+                text += self._detokenizer.finish()
+            return TextPiece(text, len(tokens), None)
         texts = []
         for index, token in enumerate(tokens):
             silent = stop_token and index == len(tokens) - 1

@@ -23,6 +23,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._bytes: list[bytes | None] = [None] * len(vocabulary.tokens)
+        self._special = vocabulary.special
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
         self.add_bos = vocabulary.bos_id is not None and vocabulary.bos_id in vocabulary.before
@@ -69,8 +70,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The ids as a text of its own, without the space that encoding puts in front of one;
         bytes that are not UTF-8 become U+FFFD."""
-        kept = (token for token in ids if not (skip_special and self.is_special(token)))
-        text = b"".join(map(self.token_bytes, kept)).decode(errors="replace")
+        spell = self.visible_bytes if skip_special else self.token_bytes
+        text = b"".join(map(spell, ids)).decode(errors="replace")
         return text.removeprefix(" ") if self._vocabulary.prefix_space else text
 
     def token_bytes(self, token: int) -> bytes:
@@ -82,6 +83,13 @@ class Tokenizer:
         if value is None:
             value = self._bytes[token] = self._spell(token)
         return value
+
+    def visible_bytes(self, token: int) -> bytes:
+        """Likewise, but control tokens stand for none."""
+        if token in self._special:
+            return b""
+        known = self._bytes[token] if 0 <= token < len(self._bytes) else b""
+        return self.token_bytes(token) if known is None else known
 
     def _spell(self, token: int) -> bytes:
         text = self._vocabulary.tokens[token]
@@ -97,4 +105,4 @@ class Tokenizer:
 
     def is_special(self, token: int) -> bool:
         """Whether it is a control token, which is not part of an answer's text."""
-        return token in self._vocabulary.special
+        return token in self._special

@@ -8,53 +8,27 @@ says nothing; whoever supervises the processes does.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import secrets
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
+from treadle.wire.ends import Address
 from treadle.wire.messages import FromEngine, ToEngine
 
 LINGER_MS = 1000
 """How long a closing engine waits for its last frames to leave."""
 
+FRAMES_AT_ONCE = 8
+"""Taken in before the rest of the event loop gets its turn."""
 
 HAS_ABSTRACT_NAMES = sys.platform == "linux"
 """Whether a local socket can have a name without a file."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where the text side listens, and the key that admits the engine."""
-
-    url: str
-    server_key: str
-    """Public CURVE key: any local user could connect, but only the engine is told this."""
-
-
-class Sender(Protocol):
-    """What the text side sends through. `send` never blocks."""
-
-    def send(self, messages: Sequence[ToEngine]) -> None: ...
-
-
-class Channel(Sender, Protocol):
-    """The text side's end. `receive` returns at least one message."""
-
-    async def receive(self) -> list[FromEngine]: ...
-
-    def close(self) -> None: ...
-
-
-class EngineEnd(Protocol):
-    """The engine's end. `receive` returns all that has arrived; with `block`, at least one."""
-
-    def send(self, messages: Sequence[FromEngine]) -> None: ...
-
-    def receive(self, *, block: bool) -> list[ToEngine]: ...
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
@@ -63,24 +37,57 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
 
 class TextChannel:
     """The text side's end of a ZMQ channel. Binds at once; however the process ends, it leaves
-    nothing in the file system."""
+    nothing in the file system.
+
+    The event loop watches the socket's descriptor, and frames are taken in its callback: a task or
+    a future for each would cost more than all else that a token costs here.
+    """
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         _lift_limits(self._socket)
         public, secret = zmq.curve_keypair()
         self._socket.curve_secretkey = secret
         self._socket.curve_server = True
         self.address = Address(self._bind(), public.decode())
+        self._look_again: Callable[[], object] | None = None
 
     def send(self, messages: Sequence[ToEngine]) -> None:
-        # An unbounded socket takes the frame before this returns; its future carries no news.
-        self._socket.send(encode(messages))
+        try:
+            self._socket.send(encode(messages), zmq.NOBLOCK)
+        except zmq.Again:  # queues have no limit, so there is no engine: not yet, or not any more
+            return
+        if self._look_again is not None:
+            self._look_again()  # sending may swallow the signal that something has come
 
-    async def receive(self) -> list[FromEngine]:
-        return self._decoder.decode(await self._socket.recv())
+    async def run(self, take: Callable[[list[FromEngine]], None]) -> None:
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+
+        def look() -> None:
+            if failed.done():
+                return
+            try:
+                for _ in range(FRAMES_AT_ONCE):
+                    take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return  # the descriptor tells of what comes next
+            except Exception as error:
+                failed.set_exception(error)
+            else:
+                loop.call_soon(look)
+
+        descriptor = int(self._socket.get(zmq.FD))
+        self._look_again = functools.partial(loop.call_soon, look)
+        loop.add_reader(descriptor, look)
+        try:
+            look()  # what came before is not told again
+            await failed
+        finally:
+            self._look_again = None
+            loop.remove_reader(descriptor)
 
     def close(self) -> None:
         self._socket.close(0)  # the engine is gone or going: nothing is worth waiting for

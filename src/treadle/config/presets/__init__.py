@@ -36,7 +36,7 @@ def wish(see: View, setting: str, *, of: PresetName | None = None) -> Choice:
         return wish(see, setting, of="treadle")
     name, knob = found
     if preset == "treadle":
-        source: Source = "hardware" if knob.resolved_by == "hardware" else "default"
+        source: Source = "default" if ruled.value == knob.value else "hardware"
         return Choice(ruled.value, source, ruled.why)
     sentence = f"{PRESETS[preset].label}'s {name}"
     if ruled.why != "always":

@@ -56,6 +56,8 @@ def kv_budget_bytes(see: View) -> Choice:
         most = useful_bytes(_demands(see))
         return Choice(most, "data structure", "memory cannot be read; so much could be used")
     fraction = see.settled.kv_memory_fraction
+    if rule != "reserve":  # which is about what a step takes
+        memory = msgspec.structs.replace(memory, activation_bytes=see.model.step_bytes or 0)
     if rule == "of-free":
         return _of_free(see, memory, fraction)
     budget = _engine_budget(rule, fraction, memory)
@@ -77,12 +79,14 @@ def _of_free(see: View, memory: Memory, fraction: float) -> Choice:
     left = memory.free_bytes - memory.weights_bytes - memory.activation_bytes
     share = int(fraction * left)
     source = see.machine.available_from if see.device.kind == "cpu" else see.device.name
+    step = memory.activation_bytes
     if share <= 0:
         raise StartError(
             f"{binary(memory.free_bytes)} of memory are free ({source}), the weights need"
-            f" {binary(memory.weights_bytes)}: nothing is left for KV"
+            f" {binary(memory.weights_bytes)} and a step {binary(step)}: nothing is left for KV"
         )
-    sentence = f"{fraction:.0%} of the {binary(left)} that {source} leaves beside the weights"
+    beside = f"the weights and {binary(step)} for a step" if step else "the weights"
+    sentence = f"{fraction:.0%} of the {binary(left)} that {source} leaves beside {beside}"
     return Choice(share, "hardware", sentence)
 
 

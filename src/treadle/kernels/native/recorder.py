@@ -31,6 +31,7 @@ from treadle.kernels.ops import (
     Activation,
     Buffer,
     Form,
+    IntArray,
     KVLayer,
     KVPool,
     KVSpec,
@@ -60,6 +61,7 @@ class NativeRecorder:
         self._limits = inputs.limits
         self._pools = [_ours(pool) for pool in pools]
         self._keep: list[object] = [backend, inputs, self._pools]
+        self._likeliest: IntArray = np.zeros(inputs.limits.logits, np.int32)
         self._finished = False
         self._buffers: set[int] = set()
         self._program = _native.Program(
@@ -178,12 +180,6 @@ class NativeRecorder:
         check(source.width == to.width, f"copy of width {source.width} into {to.width}")
         self._program.copy(source.placed, to.placed)
 
-    def softcap(self, x: Buffer, cap: float) -> None:
-        source = self._own(x)
-        check(source.forms == {Form.F32}, "softcap is for float32 alone")
-        check(cap > 0, f"values capped at {cap}")
-        self._program.softcap(source.placed, cap)
-
     def experts(  # noqa: PLR0913
         self,
         x: Buffer,
@@ -212,12 +208,24 @@ class NativeRecorder:
         check(source.width == to.width, f"select of width {source.width} into {to.width}")
         self._program.select(source.placed, to.placed)
 
+    def head(self, x: Buffer, matrix: Matrix, logits: Buffer, *, cap: float | None = None) -> None:
+        source, to = self._own(x, Rows.LOGITS), self._own(logits, Rows.LOGITS)
+        check_linear(source, matrix, None, to)
+        check(cap is None or cap > 0, f"logits capped at {cap}")
+        self._program.head(
+            source.placed,
+            self._matrix(matrix),
+            to.placed,
+            cap or 0.0,
+            self._likeliest.ctypes.data,
+        )
+
     def finish(self, logits: Buffer) -> NativeProgram:
         result = self._own(logits, Rows.LOGITS)
         check(Form.F32 in result.forms, "the logits must hold float32")
         self._program.finish()
         self._finished = True
-        return NativeProgram(self._program, result.values, self._keep)
+        return NativeProgram(self._program, result.values, self._likeliest, self._keep)
 
     def _allocate(self, rows: Rows, width: int, forms: frozenset[Form]) -> NativeBuffer:
         check(not self._finished, "the recording is finished")

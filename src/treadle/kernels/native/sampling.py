@@ -15,6 +15,9 @@ from treadle.kernels.ops import (
     TopLogprobs,
 )
 
+_BUCKET_BYTES = 8 * ((0x3F800000 >> 15) + 1)
+"""A double for each of the native sampler's buckets."""
+
 
 class NativeSampling:
     """Implements `SamplingOps`. Arrays live only for the call, except logits edited in place."""
@@ -65,6 +68,11 @@ class NativeSampling:
             [top.log_sum_exp.ctypes.data, top.tokens.ctypes.data, top.logits.ctypes.data],
         )
         return top
+
+    def memory_bytes(self, vocab_size: int) -> int:
+        """Each thread has for every token a weight, an id and a key to sort by, and a sum for each
+        bucket of weights."""
+        return self._backend.threads * (vocab_size * (4 + 4 + 8) + _BUCKET_BYTES)
 
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:
         count = logits.shape[0]

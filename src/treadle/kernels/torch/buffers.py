@@ -19,9 +19,12 @@ class StepSize:
     tokens: int
     rows: int
     logits: int
+    """Rows of them that are wanted."""
+    likeliest: int
+    """Rows behind these of which only the likeliest token is."""
 
     def of(self, rows: Rows) -> int:
-        return self.tokens if rows is Rows.TOKENS else self.logits
+        return self.tokens if rows is Rows.TOKENS else self.logits + self.likeliest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,11 @@ class TorchBuffer(Buffer):
     f32: torch.Tensor | None  # [limit, width]
     values: torch.Tensor | None  # [limit, width / 32, 32] f32, whole numbers from -127 to 127
     scales: torch.Tensor | None  # [limit, width / 32] f32
+
+    @property
+    def memory_bytes(self) -> int:
+        held = (form for form in (self.f32, self.values, self.scales) if form is not None)
+        return sum(form.numel() * form.element_size() for form in held)
 
     def read(self, count: int) -> torch.Tensor:
         """A view of the first `count` rows."""

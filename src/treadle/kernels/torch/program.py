@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from treadle.kernels.ops import FloatArray
+from treadle.kernels.ops import FloatArray, IntArray
 from treadle.kernels.torch.buffers import StepSize, TorchBuffer
 
 Op = Callable[[StepSize], None]
@@ -27,14 +27,26 @@ def limited_threads(threads: int) -> Iterator[None]:
 class TorchProgram:
     """The ops of one recording; their buffers live as long as it does."""
 
-    def __init__(self, ops: tuple[Op, ...], logits: TorchBuffer, threads: int) -> None:
+    def __init__(
+        self,
+        ops: tuple[Op, ...],
+        logits: TorchBuffer,
+        likeliest: torch.Tensor,
+        threads: int,
+        memory_bytes: int,
+    ) -> None:
+        self.likeliest: IntArray = likeliest.numpy()
         self._ops = ops
         self._logits = logits
         self._threads = threads
+        self.memory_bytes = memory_bytes
+        """Of its buffers. What PyTorch allocates for an op and gives back is not known before."""
 
     @torch.inference_mode()
-    def run(self, num_tokens: int, num_rows: int, num_logits: int) -> FloatArray:
-        size = StepSize(num_tokens, num_rows, num_logits)
+    def run(
+        self, num_tokens: int, num_rows: int, num_logits: int, num_likeliest: int = 0
+    ) -> FloatArray:
+        size = StepSize(num_tokens, num_rows, num_logits, num_likeliest)
         with limited_threads(self._threads):
             for op in self._ops:
                 op(size)

@@ -36,7 +36,14 @@ from treadle.kernels.torch.buffers import StepSize, TorchBuffer, allocate
 from treadle.kernels.torch.experts import Experts
 from treadle.kernels.torch.linear import multiply
 from treadle.kernels.torch.program import Op, TorchProgram
-from treadle.kernels.torch.rows import ACTIVATIONS, layer_norm, norm_heads, rms_norm, softcap
+from treadle.kernels.torch.rows import (
+    ACTIVATIONS,
+    layer_norm,
+    likeliest,
+    norm_heads,
+    rms_norm,
+    softcap,
+)
 from treadle.kernels.torch.weights import TorchMatrix, TorchVector
 
 
@@ -61,8 +68,10 @@ class TorchRecorder:
         self._in = _Indices(inputs)
         self._pools = pools
         self._threads = threads
+        self._likeliest = torch.zeros(inputs.limits.logits, dtype=torch.int32)
         self._ops: list[Op] = []
         self._finished = False
+        self._memory_bytes = 0
 
     def buffer(self, rows: Rows, width: int) -> TorchBuffer:
         return self._allocate(rows, width, frozenset({Form.F32}))
@@ -243,11 +252,6 @@ class TorchRecorder:
         source, target = _readable(x), _writable(out)
         self._add(lambda size: target.write(source.read(size.of(x.rows))))
 
-    def softcap(self, x: Buffer, cap: float) -> None:
-        assert x.forms == {Form.F32}
-        target = _readable(x)
-        self._add(lambda size: target.write(softcap(target.read(size.of(x.rows)), cap)))
-
     def experts(  # noqa: PLR0913
         self,
         x: Buffer,
@@ -280,8 +284,25 @@ class TorchRecorder:
         source, target = _readable(x), _writable(out)
 
         def op(size: StepSize) -> None:
-            tokens = self._in.logit_tokens[: size.logits]
+            tokens = self._in.logit_tokens[: size.of(Rows.LOGITS)]
             target.write(source.read(size.tokens)[tokens])
+
+        self._add(op)
+
+    def head(self, x: Buffer, matrix: Matrix, logits: Buffer, *, cap: float | None = None) -> None:
+        assert isinstance(x, TorchBuffer)
+        assert isinstance(matrix, TorchMatrix)
+        assert x.forms >= matrix.forms
+        assert x.rows is logits.rows is Rows.LOGITS
+        assert (x.width, logits.width) == (matrix.k, matrix.n)
+        target = _readable(logits)
+
+        def op(size: StepSize) -> None:
+            product = multiply(x, matrix, size.of(Rows.LOGITS))
+            if cap is not None:
+                product = softcap(product, cap)
+            target.write(product[: size.logits])
+            self._likeliest[: size.likeliest] = likeliest(product[size.logits :])
 
         self._add(op)
 
@@ -289,11 +310,15 @@ class TorchRecorder:
         assert logits.rows is Rows.LOGITS
         assert not self._finished
         self._finished = True
-        return TorchProgram(tuple(self._ops), _readable(logits), self._threads)
+        return TorchProgram(
+            tuple(self._ops), _readable(logits), self._likeliest, self._threads, self._memory_bytes
+        )
 
     def _allocate(self, rows: Rows, width: int, forms: frozenset[Form]) -> TorchBuffer:
         limit = self._limits.tokens if rows is Rows.TOKENS else self._limits.logits
-        return allocate(rows, limit, width, forms)
+        buffer = allocate(rows, limit, width, forms)
+        self._memory_bytes += buffer.memory_bytes
+        return buffer
 
     def _add(self, op: Op) -> None:
         assert not self._finished

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from treadle.kernels.ops import Activation, QKNorm
+from treadle.kernels.ops import NO_TOKEN, Activation, QKNorm
 from treadle.kernels.torch.weights import TorchVector
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -34,6 +34,13 @@ def layer_norm(
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return cap * torch.tanh(x / cap)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The token of each row's largest logit [rows] int32; see `Recorder.head`."""
+    known = torch.where(logits.isnan(), -torch.inf, logits)
+    tokens = known.argmax(dim=1)  # the first of equals
+    return torch.where(known.amax(dim=1) == -torch.inf, NO_TOKEN, tokens).int()
 
 
 def norm_heads(q: torch.Tensor, k: torch.Tensor, norm: QKNorm) -> None:

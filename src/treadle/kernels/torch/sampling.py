@@ -42,6 +42,11 @@ class TorchSampling:
             ordered[:, :num_top].numpy().copy(),
         )
 
+    def memory_bytes(self, vocab_size: int) -> int:
+        """Nothing is kept between calls."""
+        del vocab_size
+        return 0
+
     def sample(self, logits: FloatArray, rows: SampleRows) -> IntArray:
         count = len(rows.temperature)
         return np.array([_sample_row(logits, rows, row) for row in range(count)], np.int32)

@@ -1,0 +1,93 @@
+"""What a step costs does not depend on how many requests wait, how long contexts are or how much is
+cached: counted in calls, Python's and C's, since a clock would tell of the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from tests.schedule.test_scheduler import Table
+
+ROWS = 64
+
+
+class Scene(Table):
+    """64 running rows, `waiting` requests behind them and `nodes` prefixes in the cache."""
+
+    def __init__(self, *, index: str, context: int, waiting: int, nodes: int = 0) -> None:
+        blocks = ROWS * (context // 16 + 8) + 2 * nodes
+        super().__init__(
+            blocks=blocks, block_size=16, rows=ROWS, budget=ROWS * context, index=index
+        )
+        group = self.kv.groups[0]
+        for number in range(nodes):
+            tokens = [10**6 + number] * 16
+            lease = group.lease(group.match(tokens, ""), "")
+            group.grow(lease, 1)
+            group.release(lease, tokens, 16)
+        for number in range(ROWS):
+            self.add(context, first=10**8 + context * number, max_tokens=200)
+        self.step()
+        self.waiting = [self.add(context, max_tokens=200) for _ in range(waiting)]
+
+    def calls(self) -> int:
+        """Of one step that only decodes, in the middle of a block."""
+        while any(len(request.tokens) % 16 != 5 for request in self.scheduler.running):
+            self.step()
+        return count_calls(self.step)
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+def test_a_step_costs_the_same_whatever_waits_and_is_cached(index: str) -> None:
+    small = Scene(index=index, context=160, waiting=1)
+    large = Scene(index=index, context=160, waiting=10_000, nodes=20_000)
+    assert large.calls() == small.calls()
+
+
+@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+def test_a_step_costs_the_same_however_long_contexts_are(index: str) -> None:
+    assert (
+        Scene(index=index, context=8000, waiting=2).calls()
+        == Scene(index=index, context=80, waiting=2).calls()
+    )
+
+
+@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+def test_a_request_that_waits_for_blocks_costs_the_same_however_long_it_is(index: str) -> None:
+    """There is a row for it, and not enough KV: every step asks whether there is by now."""
+
+    def calls(context: int) -> int:
+        scene = Scene(index=index, context=160, waiting=0)
+        scene.scheduler.finish(scene.scheduler.running[0])
+        scene.add(context)
+        scene.step()
+        assert scene.scheduler.num_waiting == 1
+        return scene.calls()
+
+    assert calls(80_000) == calls(20_000)
+
+
+def test_aborting_one_of_many_costs_the_same() -> None:
+    def calls(waiting: int) -> int:
+        scene = Scene(index="radix", context=32, waiting=waiting)
+        return count_calls(lambda: scene.scheduler.finish(scene.waiting[waiting // 2]))
+
+    assert calls(10_000) == calls(3)
