@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.drivers.protocol import Ask, Asked, Times, run
-from treadle.config.settings import engine_settings
+from treadle.config.given import engine_settings
 from treadle.engine.build import build_engine
 from treadle.wire.messages import Delta, Generate
 from treadle.wire.sampling_params import SamplingParams

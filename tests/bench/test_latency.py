@@ -16,7 +16,8 @@ from treadle.bench.latency import Batch, iteration_of, measure_latency, show_lat
 from treadle.bench.load import Answer
 from treadle.bench.throughput import Requests, measure_throughput, show_throughput
 from treadle.cli.main import run
-from treadle.config.settings import EngineSettings, engine_settings
+from treadle.config.given import engine_settings
+from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
 
 

@@ -19,7 +19,8 @@ from treadle.bench.profile import Op, ProfileReport, measure_profile, ops_of
 from treadle.bench.profile_tables import sums_by_kind, sums_by_layer
 from treadle.bench.step_parts import StepClock
 from treadle.cli.main import run
-from treadle.config.settings import EngineSettings, engine_settings
+from treadle.config.given import engine_settings
+from treadle.config.settings import EngineSettings
 from treadle.engine.build import build_parts
 from treadle.errors import StartError
 

@@ -70,6 +70,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "block_size": 32,
         "kv_dtype": "bf16",
         "kv_cache_memory_bytes": 1000,
+        "kv_memory_rule": "reserve",
+        "kv_memory_fraction": 0.25,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 4,
         "overlap_depth": 1,
@@ -114,7 +116,7 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flat == {"model": "some.gguf", **values}
 
     assert run(["serve"]) == 0
-    assert seen.pop() == (EngineSettings(), ServerSettings())
+    assert seen.pop() == (EngineSettings(usage="server"), ServerSettings())
 
     monkeypatch.setenv("TREADLE_API_KEY", "from-the-environment")
     monkeypatch.setenv("TREADLE_ADMIN_API_KEY", "this-too")

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from treadle.cache.prefix import Window
+from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware
-from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
+from treadle.config.resolve import Resolved, resolve
+from treadle.config.rules import RULES
 from treadle.config.settings import (
     CacheSettings,
     EngineSettings,
@@ -34,8 +36,12 @@ MACHINE = Hardware(
 
 def test_every_value_has_a_reason() -> None:
     resolved = resolve(EngineSettings(), FACTS, MACHINE)
-    names = {field.name for field in msgspec.structs.fields(Resolved)} - {"reasons"}
-    assert set(resolved.reasons) == names
+    sections = (resolved.model, resolved.cache, resolved.schedule, resolved.runtime)
+    assert {f.name for f in msgspec.structs.fields(Resolved)} == {
+        *("preset", "model", "cache", "schedule", "runtime", "reasons")
+    }
+    names = [f.name for section in sections for f in msgspec.structs.fields(section)]
+    assert sorted(resolved.reasons) == sorted(names) == sorted(rule.name for rule in RULES)
     assert all(reason.sentence for reason in resolved.reasons.values())
 
 
@@ -49,12 +55,16 @@ def test_what_is_asked_for_holds() -> None:
         runtime=RuntimeSettings(backend="torch", threads=7),
     )
     resolved = resolve(asked, FACTS, MACHINE)
-    assert resolved.max_model_len == 1000
-    assert (resolved.prefix_cache, resolved.block_size, resolved.kv_dtype) == ("hashed", 32, "f32")
-    assert resolved.num_blocks == (10**7 // (11520 * 4 * 32),)
-    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 40)
-    assert (resolved.overlap_depth, resolved.backend, resolved.threads) == (1, "torch", 7)
-    assert {reason.source for reason in resolved.reasons.values()} == {"argument"}
+    assert resolved.model.max_model_len == 1000
+    cache, schedule = resolved.cache, resolved.schedule
+    assert (cache.prefix_cache, cache.block_size, cache.kv_dtype) == ("hashed", 32, "f32")
+    assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
+    assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
+    assert schedule.overlap_depth == 1
+    assert (resolved.runtime.backend, resolved.runtime.threads) == ("torch", 7)
+    others = {"isa", "kv_memory_rule", "kv_memory_fraction", "num_blocks"}
+    sources = {name: reason.source for name, reason in resolved.reasons.items()}
+    assert {name for name, source in sources.items() if source != "argument"} == others
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_kv_is_bf16_where_the_kernels_multiply_it(
 ) -> None:
     machine = msgspec.structs.replace(MACHINE, multiplies_bf16=multiplies)
     resolved = resolve(EngineSettings(runtime=runtime), FACTS, machine)
-    assert resolved.kv_dtype == kv_dtype
+    assert resolved.cache.kv_dtype == kv_dtype
     reason = resolved.reasons["kv_dtype"]
     assert (reason.source == "hardware") == ("multiplies bf16 itself" in reason.sentence)
     assert (reason.source == "hardware") == (kv_dtype == "bf16")
@@ -83,16 +93,16 @@ def test_kv_is_capped_by_what_can_be_used() -> None:
         model=ModelSettings(max_model_len=100), schedule=ScheduleSettings(max_num_seqs=2)
     )
     resolved = resolve(settings, FACTS, MACHINE)
-    assert resolved.num_blocks == (14,), "2 × 100, in blocks of 16"
-    assert resolved.reasons["num_blocks"].source == "limit"
+    assert resolved.cache.num_blocks == (14,), "2 × 100, in blocks of 16"
+    assert resolved.reasons["num_blocks"].source == "data structure"
 
 
 def test_kv_takes_half_of_what_is_left() -> None:
     small = msgspec.structs.replace(MACHINE, available_bytes=300 * 2**20)
     resolved = resolve(EngineSettings(), FACTS, small)
-    assert resolved.num_blocks == (101 * 2**20 // (11520 * 2 * 16),)
-    assert resolved.reasons["num_blocks"].source == "hardware"
-    assert "202 MiB" in resolved.reasons["num_blocks"].sentence
+    assert resolved.cache.num_blocks == (101 * 2**20 // (11520 * 2 * 16),)
+    assert resolved.reasons["kv_budget_bytes"].source == "hardware"
+    assert "202 MiB" in resolved.reasons["kv_budget_bytes"].sentence
 
 
 def test_what_a_step_takes_is_not_for_kv() -> None:
@@ -102,10 +112,10 @@ def test_what_a_step_takes_is_not_for_kv() -> None:
         for step in (None, 20 * 2**20, 40 * 2**20)
     ]
     block_bytes = 11520 * 2 * 16
-    assert [found.num_blocks for found in resolved] == [
+    assert [found.cache.num_blocks for found in resolved] == [
         ((300 - 98 - step) * 2**20 // 2 // block_bytes,) for step in (0, 20, 40)
     ]
-    sentences = [found.reasons["num_blocks"].sentence for found in resolved]
+    sentences = [found.reasons["kv_budget_bytes"].sentence for found in resolved]
     assert sentences[1].endswith("leaves beside the weights and 20 MiB for a step")
     assert len(set(sentences)) == 3
 
@@ -138,14 +148,14 @@ def test_groups_with_a_window_get_their_windows_and_the_others_the_rest() -> Non
     roomy = resolve(EngineSettings(schedule=schedule), facts, MACHINE)
     held = (511 + 256 + 15) // 16 + 1
     assert held == Window(512, step_tokens=256).most_blocks(16), "what the cache will ask for"
-    assert roomy.num_blocks == (4 * 2048, 4 * held)
+    assert roomy.cache.num_blocks == (4 * 2048, 4 * held)
     budget = 20 * 2**20
     tight = resolve(
         EngineSettings(schedule=schedule, cache=CacheSettings(kv_cache_memory_bytes=budget)),
         facts,
         MACHINE,
     )
-    full, windowed = tight.num_blocks
+    full, windowed = tight.cache.num_blocks
     assert windowed >= held, "a window is whole or of no use"
     used = 16 * 2 * (full * 2 * 3 * 256 + windowed * 2 * 15 * 256)
     assert 0.98 * budget < used <= budget

@@ -131,6 +131,8 @@ class FakeEngine:
             kv_capacity_tokens=KV_TOKENS,
             eos_token_ids=[EOS],
             resolved={
+                "preset": "treadle",
+                "max_num_batched_tokens": 512,
                 "max_num_seqs": self._rows,
                 "block_size": 16,
                 "kv_dtype": "f32",

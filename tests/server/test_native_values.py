@@ -176,3 +176,7 @@ def test_pausing_and_forgetting(real: RealServed, prompt: list[int]) -> None:
     assert cached() == again
     info = httpx.get(f"{real.url}/server_info").json()
     assert info["resolved"]["kv_dtype"] == "f32"
+    told = {v["name"]: v for section in info["explanation"]["sections"] for v in section["values"]}
+    assert told["kv_dtype"]["value"] == "f32"
+    assert told["num_blocks"]["value"] == info["resolved"]["num_blocks"]
+    assert told["kv_dtype"]["sentence"] == info["resolved"]["reasons"]["kv_dtype"]["sentence"]

@@ -91,7 +91,7 @@ def measure_latency(settings: EngineSettings, path: Path, batch: Batch) -> Laten
     """Raises StartError when a setting or a length does not fit."""
     parts = build_parts(settings, path, lambda _: None)
     with closing(parts.engine()) as engine:
-        require_lengths(batch.input_len, batch.output_len, parts.resolved.max_model_len)
+        require_lengths(batch.input_len, batch.output_len, parts.resolved.model.max_model_len)
         load = Load(engine)
         for _ in range(batch.warmup):
             _once(load, batch)

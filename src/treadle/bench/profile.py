@@ -77,7 +77,7 @@ def measure_profile(
     """Raises StartError when a setting or a length does not fit, or ops have no times."""
     parts = build_parts(fitted(settings, shape), path, lambda _: None)
     with closing(parts.engine()) as engine:
-        require_lengths(shape.window, 0, parts.resolved.max_model_len)
+        require_lengths(shape.window, 0, parts.resolved.model.max_model_len)
         recording = Recording(parts.backend, parts.program)
         clock = StepClock(parts, engine)
         load = Load(engine, sampling=sampling)

@@ -47,7 +47,7 @@ class StepClock:
     """
 
     def __init__(self, parts: Parts, engine: Engine) -> None:
-        assert parts.resolved.overlap_depth == 0, "steps do not overlap"
+        assert parts.resolved.schedule.overlap_depth == 0, "steps do not overlap"
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._plans: list[StepPlan] = []
         self._times: list[StepTimes] = []

@@ -51,7 +51,7 @@ def measure_throughput(
     parts = build_parts(settings, path, lambda _: None)
     with closing(parts.engine()) as engine:
         prompt_len = requests.shared_prefix + requests.input_len
-        require_lengths(prompt_len, requests.output_len, parts.resolved.max_model_len)
+        require_lengths(prompt_len, requests.output_len, parts.resolved.model.max_model_len)
         load = Load(engine)
         load.run([load.prompt(_WARMUP_TOKENS)], _WARMUP_TOKENS)
         prefix = load.prompt(requests.shared_prefix)

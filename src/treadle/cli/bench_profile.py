@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from treadle.cli.bench_options import count_option, engine_options, publish
+from treadle.cli.flags import SettingsCommand
+from treadle.cli.options import given_settings
 
 
-@click.command("profile")
+@click.command("profile", cls=SettingsCommand)
 @engine_options("generation_config", "chat_template", "prefix_cache", "overlap_depth")
 @count_option("--batch-size", 1, "Rows of the pass.")
 @count_option("--context", 512, "Tokens of each row that have KV already.", least=0)
@@ -36,7 +38,7 @@ def bench_profile(model: str, json_path: Path | None, layers: bool, **given: Any
     from treadle.bench.passes import Shape
     from treadle.bench.profile import measure_profile
     from treadle.bench.profile_tables import show_profile
-    from treadle.config.settings import engine_settings
+    from treadle.config.given import engine_settings
     from treadle.errors import InvalidRequest
     from treadle.models.source import resolve_model
     from treadle.wire.sampling_params import SamplingParams
@@ -50,6 +52,6 @@ def bench_profile(model: str, json_path: Path | None, layers: bool, **given: Any
     if shape.context == 0 and shape.tokens == 1:
         raise InvalidRequest("a decode step needs context: --context is 0")
     sampling = SamplingParams(temperature=given.pop("temperature"), top_p=given.pop("top_p"))
-    settings = engine_settings({"model": model, **given})
+    settings = engine_settings(given_settings({"model": model, **given}))
     report = measure_profile(settings, resolve_model(model), shape, sampling)
     publish(report, show_profile(report, layers=layers), json_path)

@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from treadle.cli.bench_options import count_option, engine_options, publish
+from treadle.cli.flags import SettingsCommand
+from treadle.cli.options import given_settings
 
 
-@click.command("startup")
+@click.command("startup", cls=SettingsCommand)
 @engine_options()
 @count_option("--repeat", 3, "Starts of each kind.")
 @click.option(
@@ -25,10 +27,12 @@ def bench_startup(
 ) -> None:
     """Measure how long MODEL takes to be ready, and to its first tokens."""
     from treadle.bench.startup import measure_startup, show_startup
-    from treadle.config.settings import engine_settings
+    from treadle.config.given import engine_settings
     from treadle.models.source import resolve_model
 
-    engine_settings({"model": model, **given})  # wrong ones are told before anything starts
+    chosen = given_settings({"model": model, **given})
+    engine_settings(chosen)  # wrong ones are told before anything starts
+    settings = {name: chosen[name] for name in given if name in chosen}
     resolve_model(model)  # a download is not part of a start
-    report = measure_startup(model, given, repeat, timeout)
+    report = measure_startup(model, settings, repeat, timeout)
     publish(report, show_startup(report), json_path)

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import click
 
+from treadle.cli.flags import SettingsCommand
 from treadle.cli.generate import show
-from treadle.cli.options import ENGINE_SECTIONS, settings_options
+from treadle.cli.options import ENGINE_SECTIONS, given_settings, settings_options
 from treadle.cli.sampling import sampling_options, take_params
 from treadle.errors import InvalidRequest, PromptTooLong, RequestError
 from treadle.wire.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ class Answerer(Protocol):
     def close(self) -> None: ...
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("model", default=None, required=False)
 @click.option("--url", help="Talk to the OpenAI-compatible server at this address.")
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Key for the server at --url.")
@@ -57,7 +58,7 @@ def chat(
     params = take_params(given, temperature=TEMPERATURE, top_p=TOP_P)
     answerer: Answerer
     if url is None:
-        answerer = _LocalAnswerer(model or "demo", params, given)
+        answerer = _LocalAnswerer(model or "demo", params, given_settings(given))
     else:
         from treadle.cli.remote import RemoteAnswerer
 

@@ -120,16 +120,15 @@ def _try_kernels() -> tuple[str, bool]:
 
 
 def _settings_for(demo: Path) -> dict[str, Choice]:
-    from treadle.config.hardware import detect_hardware
     from treadle.config.resolve import resolve
     from treadle.config.settings import EngineSettings
-    from treadle.engine.build import model_facts
+    from treadle.engine.build import model_facts, this_machine
     from treadle.models.loader import read_card
 
-    resolved = resolve(EngineSettings(), model_facts(read_card(demo)), detect_hardware())
+    resolved = resolve(EngineSettings(), model_facts(read_card(demo)), this_machine())
+    values = resolved.flat()
     return {
-        name: Choice(getattr(resolved, name), reason.sentence)
-        for name, reason in resolved.reasons.items()
+        name: Choice(values[name], reason.sentence) for name, reason in resolved.reasons.items()
     }
 
 

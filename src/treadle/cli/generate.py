@@ -11,7 +11,8 @@ from typing import Any
 import click
 import msgspec
 
-from treadle.cli.options import ENGINE_SECTIONS, settings_options
+from treadle.cli.flags import SettingsCommand
+from treadle.cli.options import ENGINE_SECTIONS, given_settings, settings_options
 from treadle.cli.sampling import sampling_options, take_params
 from treadle.errors import InvalidRequest
 
@@ -39,7 +40,7 @@ class _Report(msgspec.Struct):
     timings: _Timings
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("prompt")
 @click.option(
     "--model",
@@ -64,7 +65,7 @@ def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any)
     began = time.monotonic()
     from treadle.engine.llm import LLM
 
-    with contextlib.closing(LLM(model, **given)) as llm:
+    with contextlib.closing(LLM(model, **given_settings(given))) as llm:
         loaded = time.monotonic()
         chat = None if raw else [{"role": "user", "content": text}]
         pieces = llm.generate_stream(text, params, chat=chat)

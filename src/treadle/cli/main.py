@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "treadle.cli.bench",
     "chat": "treadle.cli.chat",
     "doctor": "treadle.cli.doctor",
+    "explain": "treadle.cli.explain",
     "generate": "treadle.cli.generate",
     "plan": "treadle.cli.plan",
     "pull": "treadle.cli.pull",

@@ -5,16 +5,20 @@ The types are the one description of what may be set; nothing about a field is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
 
 import click
 import msgspec
 import msgspec.inspect as types
+from click.core import ParameterSource
 
+from treadle.cli.flags import MARKS
 from treadle.config.settings import (
     CacheSettings,
+    Given,
     ModelSettings,
+    PresetName,
     RuntimeSettings,
     ScheduleSettings,
 )
@@ -26,6 +30,15 @@ ENGINE_SECTIONS: tuple[type[msgspec.Struct], ...] = (
     RuntimeSettings,
 )
 
+_COMMON = (
+    click.option(
+        "--preset",
+        type=click.Choice(get_args(PresetName)),
+        help="Whose defaults to use; every one gives way to an option.",
+    ),
+    click.option("--config", metavar="FILE", help="Read settings from this TOML file."),
+)
+
 _SCALARS: dict[type[types.Type], click.ParamType[Any]] = {
     types.StrType: click.STRING,
     types.BoolType: click.BOOL,
@@ -35,8 +48,10 @@ _SCALARS: dict[type[types.Type], click.ParamType[Any]] = {
 def settings_options(
     *sections: type[msgspec.Struct], without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that adds an option for every field of the sections."""
-    options = [
+    """A decorator that adds an option for every field of the sections, and --preset and --config
+    to the engine's."""
+    options: list[Callable[[Any], Any]] = list(_COMMON) if ModelSettings in sections else []
+    options += [
         _option(field)
         for section in sections
         for field in _fields(section)
@@ -49,6 +64,22 @@ def settings_options(
         return command
 
     return decorate
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's options those that were given, and under `given` how, where it was not plainly
+    as an argument. What is left may come from a file, a preset or a default."""
+    context = click.get_current_context()
+    marks: dict[str, Given] = dict(context.meta.get(MARKS, {}))
+    given = {}
+    for name, value in options.items():
+        source = context.get_parameter_source(name)
+        if source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
+            continue
+        if source == ParameterSource.ENVIRONMENT:
+            marks[name] = Given("environment", f"TREADLE_{name.upper()}")
+        given[name] = value
+    return {**given, "given": marks}
 
 
 def _option(field: types.Field) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

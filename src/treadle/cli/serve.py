@@ -6,29 +6,29 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
-from treadle.cli.options import ENGINE_SECTIONS, settings_options
-from treadle.config.settings import (
-    EngineSettings,
-    ModelSettings,
-    ServerSettings,
-    engine_settings,
-    server_settings,
-)
+from treadle.cli.flags import SettingsCommand
+from treadle.cli.options import ENGINE_SECTIONS, given_settings, settings_options
+from treadle.config.given import SECTIONS, engine_settings, server_settings
+from treadle.config.settings import EngineSettings, ModelSettings, ServerSettings
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("model", default="demo", metavar="[MODEL]")
 @settings_options(ServerSettings, *ENGINE_SECTIONS, without=("model",))
 def serve(model: str, **given: Any) -> int:
     """Serve MODEL over an OpenAI-compatible HTTP API.
 
     MODEL is a .gguf file, a model's directory, a hub id, 'demo' or 'gemma'."""
-    own = {field.name for field in msgspec.structs.fields(ServerSettings)}
-    server = {name: given.pop(name) for name in own}
-    settings = engine_settings({"model": model, **given})
-    return run(settings, server_settings(server))
+    return run(*serve_settings({"model": model, **given}))
+
+
+def serve_settings(options: dict[str, Any]) -> tuple[EngineSettings, ServerSettings]:
+    """What a command with all of a server's options was given."""
+    given = given_settings(options)
+    server = {name: given.pop(name) for name in SECTIONS["server"] if name in given}
+    settings = engine_settings({**given, "usage": "server"})
+    return settings, server_settings(server, given.get("config"))
 
 
 def run(settings: EngineSettings, server: ServerSettings) -> int:

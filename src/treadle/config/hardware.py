@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,10 +36,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that is left of it now."""
     available_from: str
     """Which limit `available_bytes` comes from, for people."""
+    variants: tuple[str, ...] = ()
+    """Variants of the native kernels that its processor runs, best first."""
 
 
-def detect_hardware(root: Path = Path("/")) -> Hardware:
-    """Describe this machine. `root` lets tests stand in another /proc and /sys."""
+def detect_hardware(root: Path = Path("/"), variants: Sequence[str] = ()) -> Hardware:
+    """Describe this machine. `root` lets tests stand in another /proc and /sys; which variants of
+    the kernels it runs, only they can say."""
     memory = _meminfo(root)
     total, available, source = memory["MemTotal"], memory["MemAvailable"], "free memory"
     for limit, used in ControlGroups(root).memory_limits():
@@ -52,6 +56,7 @@ def detect_hardware(root: Path = Path("/")) -> Hardware:
         memory_bytes=total,
         available_bytes=available,
         available_from=source,
+        variants=tuple(variants),
     )
 
 

@@ -5,19 +5,32 @@ Field descriptions are the command line's help texts: each field becomes one opt
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from treadle.errors import StartError
 
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
+PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
+Usage = Literal["server", "offline"]
+
+KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
+"""What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
+
+Source = Literal[
+    "argument",
+    "config file",
+    "environment",
+    "preset",
+    "model card",
+    "hardware",
+    "data structure",
+    "default",
+]
+"""Where a value comes from."""
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -25,6 +38,7 @@ AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 Seconds = Annotated[float, Meta(ge=0)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +76,16 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
         AtLeastOne | None, Meta(description="Memory for K and V, in bytes.")
+    ] = None
+    kv_memory_rule: Annotated[
+        KVMemoryRule | None,
+        Meta(
+            description="How memory for K and V is found: a share of what is free, of all less what"
+            " is needed (vLLM), all less a reserve (SGLang), of what a step leaves (TensorRT-LLM)."
+        ),
+    ] = None
+    kv_memory_fraction: Annotated[
+        Fraction | None, Meta(description="The share that the rule takes; each rule has its own.")
     ] = None
 
 
@@ -173,62 +197,25 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, api_key=[], admin_api_key=None)
 
 
+class Given(msgspec.Struct, frozen=True):
+    """How a setting was given, where its value alone does not say it."""
+
+    source: Source
+    words: str = ""
+    """As it was written, where that is not the setting's own name."""
+    note: str = ""
+    """What is different from what the words mean elsewhere."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
+    preset: PresetName = "treadle"
+    usage: Usage = "offline"
+    """What the engine is started for; some presets decide by it."""
+    given: dict[str, Given] = {}
+    """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
-
-
-def server_settings(given: Mapping[str, object]) -> ServerSettings:
-    """The settings of these names; None means "not given". The error shows no value: it may be a
-    key."""
-    present = {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert(present, ServerSettings)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise StartError(f"{path.rstrip('`')}: {reason[0].lower()}{reason[1:]}") from None
-
-
-def engine_settings(given: Mapping[str, object]) -> EngineSettings:
-    """Sort flat names into sections; None means "not given".
-
-    Raises StartError for a name that no section has, or a value that its field does not take.
-    """
-    sections: dict[str, dict[str, object]] = {}
-    places = {
-        field.name: section.name
-        for section in msgspec.structs.fields(EngineSettings)
-        for field in msgspec.structs.fields(section.type)
-    }
-    for name, value in given.items():
-        if name not in places:
-            close = difflib.get_close_matches(name, places, n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise StartError(f"there is no setting {name!r}{hint}")
-        if value is not None:
-            sections.setdefault(places[name], {})[name] = value
-    try:
-        return msgspec.convert(sections, EngineSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise StartError(_explain(error, given)) from None
-
-
-def _explain(error: msgspec.ValidationError, given: Mapping[str, object]) -> str:
-    """msgspec's sentence, with the field's plain name and the values it takes."""
-    reason, _, path = str(error).partition(" - at `$.")
-    section, _, name = path.rstrip("`").partition(".")
-    kind = next(f.type for f in msgspec.structs.fields(EngineSettings) if f.name == section)
-    field = next(f for f in msgspec.structs.fields(kind) if f.name == name)
-    allowed = [
-        str(value)
-        for option in get_args(get_args(field.type)[0]) or ()
-        if get_origin(option) is Literal
-        for value in get_args(option)
-    ]
-    if allowed:
-        reason = f"it must be one of {', '.join(allowed)}"
-    return f"{name} is {given[name]!r}: {reason[0].lower()}{reason[1:]}"

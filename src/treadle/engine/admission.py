@@ -25,6 +25,8 @@ class Served:
     overlap_depth: int
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The settings in effect, for people to look at."""
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What they were resolved from: `model`, `machine`."""
 
 
 def longest_answer(message: Generate, served: Served, capacity_tokens: int) -> int:

@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
-from treadle.config.hardware import detect_hardware
-from treadle.config.resolve import KVGroupFacts, ModelFacts, Resolved, resolve
-from treadle.config.settings import EngineSettings, RuntimeSettings
+from treadle.config.facts import KVGroupFacts, ModelFacts
+from treadle.config.hardware import Hardware, detect_hardware
+from treadle.config.resolve import Resolved, RuntimeValues, resolve
+from treadle.config.settings import EngineSettings
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
@@ -59,15 +62,18 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What was resolved from, beside the settings: whoever has them can resolve again."""
 
     def engine(self) -> Engine:
-        depth = self.resolved.overlap_depth
+        depth = self.resolved.schedule.overlap_depth
         served = Served(
             vocab_size=self.card.vocab_size,
-            max_model_len=self.resolved.max_model_len,
+            max_model_len=self.resolved.model.max_model_len,
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
-            resolved=msgspec.to_builtins(self.resolved),
+            resolved=self.resolved.flat(),
+            inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
@@ -108,31 +114,41 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
     with contextlib.ExitStack() as opened:
         with phases.phase("configure") as details:
             file = opened.enter_context(open_model(path))
-            card, machine = file.card, detect_hardware()
+            card, machine = file.card, this_machine()
             facts = model_facts(card)
             resolved = resolve(settings, facts, machine)
-            backend = build_backend(settings.runtime, resolved)
+            backend = build_backend(resolved.runtime)
             details.append(backend.description)
+            details.extend(filter(None, [absent_axes(resolved)]))
         with phases.phase("load weights") as details:
-            model = file.load(backend, positions=resolved.max_model_len)
+            model = file.load(backend, positions=resolved.model.max_model_len)
             details.append(f"{card.weight_bytes / 2**20:.0f} MiB")
             details.extend(card.notes)
     with phases.phase("allocate KV") as details:
-        tokens = resolved.max_num_batched_tokens
+        tokens = resolved.schedule.max_num_batched_tokens
         step_bytes = measure_step_bytes(model, backend, *_bounds(resolved, card))
         details.append(f"a step of {tokens} tokens takes {binary(step_bytes)}")
         # Only how much KV there is depends on the measurement.
         facts = msgspec.structs.replace(facts, step_bytes=step_bytes)
         resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
-        capacity = max(n * resolved.block_size for n in resolved.num_blocks)
-        details.append(f"KV for {capacity} tokens in blocks of {resolved.block_size}")
-        details.append(resolved.reasons["num_blocks"].sentence)
+        inputs = {"model": facts, "machine": machine}
+        parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
+        size = resolved.cache.block_size
+        capacity = max(count * size for count in resolved.cache.num_blocks)
+        details.append(f"KV for {capacity} tokens in blocks of {size}")
+        details.append(resolved.reasons["kv_budget_bytes"].sentence)
     return parts
 
 
 def model_facts(card: ModelCard) -> ModelFacts:
     return ModelFacts(
+        name=card.name,
+        architecture=card.architecture,
+        weight_type=card.weight_type.value,
+        quantised=card.weight_type.quantised,
+        experts=card.experts,
+        speculators=card.speculators,
         max_positions=card.max_positions,
         kv_groups=tuple(
             KVGroupFacts(
@@ -145,43 +161,51 @@ def model_facts(card: ModelCard) -> ModelFacts:
     )
 
 
-def build_backend(runtime: RuntimeSettings, resolved: Resolved) -> Backend:
+def this_machine() -> Hardware:
+    """With the variants of the native kernels that it runs, if they are built here."""
+    try:
+        from treadle.kernels.native.backend import available_variants
+    except ImportError:
+        return detect_hardware()
+    return detect_hardware(variants=available_variants())
+
+
+def build_backend(runtime: RuntimeValues) -> Backend:
     """Imports only the backend that is used."""
-    if resolved.backend == "torch":
-        if runtime.isa is not None:
-            raise StartError("isa chooses among the native kernels; the backend is torch")
+    if runtime.backend == "torch":
         try:
             from treadle.kernels.torch.backend import TorchBackend
         except ModuleNotFoundError:
             raise StartError("the torch backend needs PyTorch, which is not installed") from None
-        return TorchBackend(threads=resolved.threads)
+        return TorchBackend(threads=runtime.threads)
     from treadle.kernels.native.backend import NativeBackend
 
-    return NativeBackend(threads=resolved.threads, isa=runtime.isa)
+    return NativeBackend(threads=runtime.threads, isa=runtime.isa)
 
 
 def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], StepLimits]:
     """What a step's program is recorded for."""
-    specs = card.kv_specs(block_size=resolved.block_size, type=resolved.kv_dtype)
-    row_blocks = -(-resolved.max_model_len // resolved.block_size)
+    cache, schedule = resolved.cache, resolved.schedule
+    specs = card.kv_specs(block_size=cache.block_size, type=cache.kv_dtype)
+    row_blocks = -(-resolved.model.max_model_len // cache.block_size)
     limits = StepLimits(
-        tokens=resolved.max_num_batched_tokens,
-        rows=resolved.max_num_seqs,
+        tokens=schedule.max_num_batched_tokens,
+        rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
-        extra_logits=min(MAX_SCORES, resolved.max_num_batched_tokens),
+        extra_logits=min(MAX_SCORES, schedule.max_num_batched_tokens),
     )
     return specs, limits
 
 
 def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
-    card = model.card
+    card, cache, schedule = model.card, resolved.cache, resolved.schedule
     specs, limits = _bounds(resolved, card)
     inputs = StepInputs(limits)
     pools = [
-        backend.kv_pool(spec, count) for spec, count in zip(specs, resolved.num_blocks, strict=True)
+        backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
     ]
     program = model.record(backend.recorder(inputs, pools))
-    sampler = Sampler(backend.sampling, resolved.max_num_seqs, card.vocab_size, card.eos_ids)
+    sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
@@ -191,16 +215,17 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
 
 
 def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
+    cache = resolved.cache
     windows = [
         # A window that holds every request whole slides over nothing.
         None
-        if group.window is None or group.window >= resolved.max_model_len
-        else Window(group.window, resolved.max_num_batched_tokens)
+        if group.window is None or group.window >= resolved.model.max_model_len
+        else Window(group.window, resolved.schedule.max_num_batched_tokens)
         for group in card.kv_groups
     ]
     return KVCache(
         [
-            build_prefix_cache(resolved.prefix_cache, count, resolved.block_size, window)
-            for count, window in zip(resolved.num_blocks, windows, strict=True)
+            build_prefix_cache(cache.prefix_cache, count, cache.block_size, window)
+            for count, window in zip(cache.num_blocks, windows, strict=True)
         ]
     )

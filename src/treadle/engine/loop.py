@@ -125,6 +125,7 @@ class Engine:
             kv_capacity_tokens=self._kv.capacity_tokens,
             eos_token_ids=list(self._served.eos_token_ids),
             resolved=self._served.resolved,
+            inputs=self._served.inputs,
         )
 
     def stats(self) -> Stats:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from treadle.config.settings import EngineSettings, engine_settings
+from treadle.config.given import engine_settings
+from treadle.config.settings import EngineSettings
 from treadle.engine.build import build_engine
 from treadle.engine.loop import Engine
 from treadle.engine.loop_thread import LoopThread

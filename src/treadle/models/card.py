@@ -7,10 +7,20 @@ A card is data and says everything that loading and recording need; it comes fro
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from treadle.kernels.ops import Activation, KVLayer, KVSpec, KVType, Masking, Routing
+from treadle.kernels.ops import (
+    Activation,
+    KVLayer,
+    KVSpec,
+    KVType,
+    Masking,
+    RawTensor,
+    Routing,
+    WeightType,
+)
 from treadle.models.rope import Rope
 
 
@@ -97,12 +107,22 @@ class ModelCard:
     """Whether the embedding is also the head."""
     weight_bytes: int
     """In the file."""
+    weight_type: WeightType = WeightType.F32
+    """The type that most of those bytes have."""
+    speculators: str | None = None
+    """The method that the checkpoint's `speculators_config` names."""
     notes: tuple[str, ...] = ()
     """What a user should know about how the file was read; each one sentence."""
 
     @property
     def layers(self) -> int:
         return len(self.layer_cards)
+
+    @property
+    def experts(self) -> int:
+        """Feed-forward blocks of the layer that has most to choose from; 0 where none chooses."""
+        blocks = (layer.feed_forward for layer in self.layer_cards)
+        return max(block.count if isinstance(block, Experts) else 0 for block in blocks)
 
     @property
     def ffn(self) -> int:
@@ -137,6 +157,14 @@ def layer_cards(
     }
     facts = zip(maskings, ropes, blocks, strict=True)
     return tuple(LayerCard(places[layer], *fact) for layer, fact in enumerate(facts))
+
+
+def heaviest_type(tensors: Iterable[RawTensor]) -> WeightType:
+    """The type that most bytes have."""
+    sizes: Counter[WeightType] = Counter()
+    for tensor in tensors:
+        sizes[tensor.type] += tensor.data.nbytes
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _width(block: Dense | Experts) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import RawTensor
-from treadle.models.card import ModelCard
+from treadle.models.card import ModelCard, heaviest_type
 from treadle.models.families import CONFIG_FAMILIES
 from treadle.models.family import Family, Sizes, check, layers_of
 from treadle.models.fields import Fields, Keys
@@ -102,6 +102,8 @@ def card_from_config(
         eos_ids=tuple(dict.fromkeys(eos)),
         tied_head=tied,
         weight_bytes=_weight_bytes(names, tensors, surplus),
+        weight_type=heaviest_type(tensors.values()),
+        speculators=_speculators(fields),
         notes=() if surplus is None else (_tied_note(surplus),),
     )
     check(card, fields)
@@ -132,6 +134,12 @@ def _weight_bytes(names: TensorNames, tensors: Mapping[str, RawTensor], surplus:
     return sum(
         tensors[name].data.nbytes for name in tensors if name != surplus and not names.ignores(name)
     )
+
+
+def _speculators(fields: Fields) -> str | None:
+    """How the checkpoint wants its tokens drafted, if it says so."""
+    section = fields.section("speculators_config")
+    return None if section is None else section.text("algorithm")
 
 
 def _tied_note(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from treadle.errors import ModelFileError
 from treadle.kernels.ops import RawTensor
-from treadle.models.card import ModelCard
+from treadle.models.card import ModelCard, heaviest_type
 from treadle.models.families import GGUF_FAMILIES
 from treadle.models.family import Family, Sizes, check, layers_of
 from treadle.models.fields import Fields, Keys
@@ -106,6 +106,7 @@ def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTens
         eos_ids=_eos_ids(fields, vocab_size),
         tied_head=family.gguf.roles["head"] not in tensors,
         weight_bytes=sum(t.data.nbytes for n, t in tensors.items() if not family.gguf.ignores(n)),
+        weight_type=heaviest_type(tensors.values()),
     )
     check(card, fields)
     return card

@@ -9,12 +9,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treadle.config.explain import Case, Explanation, explain
+from treadle.config.facts import ModelFacts
+from treadle.config.given import SECTIONS
+from treadle.config.hardware import Hardware
 from treadle.config.settings import EngineSettings, ServerSettings
 from treadle.server.probes import VERSION
 from treadle.server.route import Endpoint, json_response
 from treadle.text.frontend import Frontend
 from treadle.text.sglang_answer import WEIGHT_VERSION
-from treadle.wire.messages import Stats
+from treadle.wire.messages import Ready, Stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +30,11 @@ class Configuration:
 
     def given(self) -> dict[str, Any]:
         """The settings given, flat, without keys and without those left open."""
-        sections = [getattr(self.engine, name) for name in self.engine.__struct_fields__]
+        sections = [getattr(self.engine, name) for name in SECTIONS if name != "server"]
         flat: dict[str, Any] = {}
         for section in (*sections, self.server.without_secrets()):
             flat |= msgspec.to_builtins(section)
+        flat["preset"] = self.engine.preset
         return {name: value for name, value in flat.items() if value not in (None, [])}
 
 
@@ -73,6 +78,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     settings: dict[str, Any]
     """As given; what was left open is in `resolved`."""
     resolved: dict[str, Any]
+    explanation: Explanation | None
+    """What `treadle explain` prints; null where the engine does not say what it started from."""
     sampling_defaults: SamplingDefaults
     internal_states: list[Stats]
 
@@ -157,10 +164,19 @@ class Info:
                 vocab_size=window.vocab_size,
                 settings=self._configuration.given(),
                 resolved=window.resolved,
+                explanation=self._explanation(window),
                 sampling_defaults=self._sampling_defaults(),
                 internal_states=[] if frontend.stats is None else [frontend.stats],
             )
         )
+
+    def _explanation(self, ready: Ready) -> Explanation | None:
+        if not ready.inputs:
+            return None
+        settings = self._configuration
+        facts = msgspec.convert(ready.inputs["model"], ModelFacts)
+        machine = msgspec.convert(ready.inputs["machine"], Hardware)
+        return explain(Case(settings.engine, facts, machine, None, settings.server))
 
     def _sampling_defaults(self) -> SamplingDefaults:
         values = dict(self._frontend.text.sampling_defaults)

@@ -39,7 +39,7 @@ from treadle.text.load import load_text
 from treadle.text.observe import Observer, Observers
 from treadle.wire.channel import TextChannel
 from treadle.wire.ends import Address
-from treadle.wire.messages import Progress
+from treadle.wire.messages import Progress, Ready
 
 T = TypeVar("T")
 
@@ -203,7 +203,8 @@ class _Server:
         self._frontend.set_text(text)
         ready = await self._frontend.ready()
         self._metrics.watch(ready, lambda: self._frontend.stats)
-        say(f"window {ready.max_model_len} tokens")
+        for line in summary(ready):
+            say(line)
         if text.sampling_defaults:
             shown = ", ".join(f"{name} {value}" for name, value in text.sampling_defaults.items())
             say(f"the model's own sampling defaults: {shown} (--generation-config none: ours)")
@@ -243,6 +244,18 @@ class _Server:
         hurry = asyncio.create_task(self._hurry.wait())
         await asyncio.wait((task, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
+
+
+def summary(ready: Ready) -> list[str]:
+    """The few values that most people ask about."""
+    values = ready.resolved
+    return [
+        f"window {ready.max_model_len} tokens, {values['max_num_seqs']} requests at once, at most"
+        f" {values['max_num_batched_tokens']} tokens a step",
+        f"KV of {ready.kv_capacity_tokens} tokens as {values['kv_dtype']} in blocks of"
+        f" {values['block_size']}, prefix cache {values['prefix_cache']}",
+        f"preset {values['preset']}; treadle explain, or /server_info, says why",
+    ]
 
 
 def _observer(metrics: Metrics, settings: ServerSettings) -> Observer:

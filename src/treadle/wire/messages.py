@@ -147,6 +147,8 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     eos_token_ids: list[int]
     resolved: dict[str, Any] = {}
     """The settings in effect, by name; see config.resolve.Resolved."""
+    inputs: dict[str, Any] = {}
+    """What they were resolved from: `model`, `machine`."""
 
 
 class Stats(msgspec.Struct, tag=True, kw_only=True):

@@ -1,0 +1,220 @@
+"""Flags of other engines, and what they are here: a table.
+
+A flag that means the same sets our setting; one whose meaning differs says so; one that asks for
+what runs anyway is taken; one whose feature is absent is refused by name. None is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from treadle.config.settings import KVMemoryRule
+from treadle.errors import StartError
+
+Takes = Literal["value", "nothing", "values"]
+
+
+class Alias(NamedTuple):
+    """A flag by its name without dashes, all words joined by underscores."""
+
+    name: str
+    engine: str
+    setting: str = ""
+    """Ours; empty where the flag asks for what is always so, or for what is absent."""
+    fixed: Any = None
+    """What a flag without a value sets."""
+    values: Mapping[str, Any] | None = None
+    """The values it may have → ours; any other is refused. Ours may be None: left open."""
+    rule: KVMemoryRule | None = None
+    """The memory rule that a fraction belongs to."""
+    note: str = ""
+    """What differs, or why it is refused."""
+    takes: Takes = "value"
+
+    @property
+    def refused(self) -> bool:
+        return not self.setting and self.values is None and self.fixed is None
+
+
+class Meant(NamedTuple):
+    """What a flag became."""
+
+    settings: dict[str, Any]
+    note: str
+
+
+_STRUCTURED = "structured output is not there yet"
+_DRAFTS = "speculative decoding is not there yet"
+_LORA = "LoRA adapters are not there yet"
+_APART = "prefill and decode cannot be on different servers yet"
+_TIERS = "K and V cannot be moved to other memory yet"
+_TOOLS = "tool calls and reasoning are not parsed yet"
+_GRAPHS = "steps run as one recorded program of any shape; no graphs are captured"
+_WEIGHTS = "weights are used as the file has them"
+_CODE = "a model's files are data here, and none of their code is run"
+_TLS = "TLS is for a proxy in front of the server"
+_GPU = "there are no kernels for GPUs yet"
+_ORDER = "requests are admitted first come, first served; other orders are not there yet"
+_ONE = {"1": None}
+_FCFS = {"fcfs": None}
+_KV_TYPES = {
+    "auto": None,
+    "float16": "f16",
+    "half": "f16",
+    "f16": "f16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float32": "f32",
+    "f32": "f32",
+}
+_FRACTION = "a share of something else in each engine, so the rule comes with it"
+_STEP = "here it bounds all tokens of a step, those of running requests too"
+_SLOTS = "llama.cpp divides it among its slots; here it is each request's"
+
+V, S, T, L = "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp"
+
+# fmt: off
+_SAME = (
+    Alias("max_running_requests", S, "max_num_seqs"),
+    Alias("max_batch_size", T, "max_num_seqs"),
+    Alias("parallel", L, "max_num_seqs"),
+    Alias("np", L, "max_num_seqs"),
+    Alias("max_num_tokens", T, "max_num_batched_tokens"),
+    Alias("chunked_prefill_size", S, "max_num_batched_tokens", note=_STEP),
+    Alias("max_prefill_tokens", S, "max_num_batched_tokens", note=_STEP),
+    Alias("batch_size", L, "max_num_batched_tokens", note=_STEP),
+    Alias("b", L, "max_num_batched_tokens", note=_STEP),
+    Alias("context_length", S, "max_model_len"),
+    Alias("max_seq_len", T, "max_model_len"),
+    Alias("ctx_size", L, "max_model_len", note=_SLOTS),
+    Alias("c", L, "max_model_len", note=_SLOTS),
+    Alias("page_size", S, "block_size"),
+    Alias("tokens_per_block", T, "block_size"),
+    Alias("kv_cache_dtype", f"{V}, {S}", "kv_dtype", values=_KV_TYPES),
+    Alias("cache_type_k", L, "kv_dtype", values=_KV_TYPES, note="of K and V alike"),
+    Alias("ctk", L, "kv_dtype", values=_KV_TYPES, note="of K and V alike"),
+    Alias("gpu_memory_utilization", V, "kv_memory_fraction", rule="of-total", note=_FRACTION),
+    Alias("mem_fraction_static", S, "kv_memory_fraction", rule="reserve", note=_FRACTION),
+    Alias("kv_cache_free_gpu_memory_fraction", T, "kv_memory_fraction", rule="after-peak",
+          note=_FRACTION),
+    Alias("free_gpu_memory_fraction", T, "kv_memory_fraction", rule="after-peak", note=_FRACTION),
+    Alias("disable_radix_cache", S, "prefix_cache", fixed="none", takes="nothing"),
+    Alias("no_enable_prefix_caching", V, "prefix_cache", fixed="none", takes="nothing"),
+    Alias("no_cache_prompt", L, "prefix_cache", fixed="none", takes="nothing"),
+    Alias("async_scheduling", V, "overlap_depth", fixed=1, takes="nothing"),
+    Alias("no_async_scheduling", V, "overlap_depth", fixed=0, takes="nothing"),
+    Alias("disable_overlap_schedule", S, "overlap_depth", fixed=0, takes="nothing"),
+    Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
+    Alias("t", L, "threads"),
+    Alias("model_path", S, "model"),
+    Alias("m", L, "model"),
+    Alias("hf_repo", L, "model"),
+    Alias("hf", L, "model"),
+    Alias("alias", L, "served_model_name"),
+    Alias("enable_log_requests", V, "log_requests", fixed=True, takes="nothing"),
+    Alias("disable_log_stats", V, "log_stats_interval", fixed=0, takes="nothing"),
+    Alias("sampling_defaults", S, "generation_config", values={"model": "auto", "openai": "none"}),
+)
+
+_ALWAYS = (
+    Alias("enable_prefix_caching", V, fixed=True, takes="nothing",
+          note="on unless prefix_cache says none"),
+    Alias("enable_chunked_prefill", f"{V}, {T}", fixed=True, takes="nothing", note="always so"),
+    Alias("enable_prompt_tokens_details", V, fixed=True, takes="nothing", note="always so"),
+    Alias("enable_cache_report", S, fixed=True, takes="nothing", note="always so"),
+    Alias("enable_metrics", S, fixed=True, takes="nothing", note="always so"),
+    Alias("jinja", L, fixed=True, takes="nothing", note="always so"),
+    Alias("scheduling_policy", V, values=_FCFS, note=_ORDER),
+    Alias("schedule_policy", S, values=_FCFS, note=_ORDER),
+    Alias("load_format", f"{V}, {S}", values={"auto": None, "safetensors": None, "gguf": None},
+          note="the file says its format"),
+    Alias("dtype", f"{V}, {S}", values={"auto": None}, note=_WEIGHTS),
+    *(
+        Alias(name, engine, values=_ONE, note="several devices are not there yet")
+        for name, engine in (
+            ("tensor_parallel_size", V), ("tp", S), ("tp_size", f"{S}, {T}"),
+            ("pipeline_parallel_size", V), ("pp", S), ("pp_size", f"{S}, {T}"),
+            ("data_parallel_size", V), ("dp", S), ("dp_size", S),
+            ("ep", S), ("ep_size", f"{S}, {T}"),
+        )
+    ),
+)
+
+_ABSENT = (
+    Alias("no_enable_chunked_prefill", V, takes="nothing",
+          note="prompts above the tokens of a step are always computed in chunks"),
+    Alias("max_total_tokens", S, note="kv_cache_memory_bytes says the amount"),
+    Alias("num_gpu_blocks_override", V, note="kv_cache_memory_bytes says the amount"),
+    Alias("schedule_conservativeness", S,
+          note="a request is admitted when all of its prompt finds blocks; nothing is estimated"),
+    Alias("enable_mixed_chunk", S, takes="nothing", note="prefill and decode are always mixed"),
+    Alias("capacity_scheduler_policy", T,
+          note="admission is stepwise; other ways are not there yet"),
+    Alias("radix_eviction_policy", S, values={"lru": None},
+          note="leaves used longest ago go first; other ways are not there yet"),
+    Alias("enforce_eager", V, takes="nothing", note=_GRAPHS),
+    Alias("disable_cuda_graph", S, takes="nothing", note=_GRAPHS),
+    Alias("cuda_graph_max_bs", S, note=_GRAPHS),
+    Alias("compilation_config", V, note=_GRAPHS),
+    Alias("attention_backend", f"{V}, {S}", note="each backend has one attention of its own"),
+    Alias("attn_backend", T, note="each backend has one attention of its own"),
+    Alias("sampling_backend", S, note="there is one sampler"),
+    Alias("quantization", f"{V}, {S}", note=_WEIGHTS),
+    Alias("trust_remote_code", f"{V}, {S}, {T}", takes="nothing", note=_CODE),
+    Alias("structured_outputs_config", V, note=_STRUCTURED),
+    Alias("grammar_backend", S, note=_STRUCTURED),
+    Alias("guided_decoding_backend", f"{V}, {T}", note=_STRUCTURED),
+    Alias("grammar", L, note=_STRUCTURED),
+    Alias("speculative_config", f"{V}, {T}", note=_DRAFTS),
+    Alias("speculative_algorithm", S, note=_DRAFTS),
+    Alias("speculative_draft_model_path", S, note=_DRAFTS),
+    Alias("model_draft", L, note=_DRAFTS),
+    Alias("md", L, note=_DRAFTS),
+    Alias("enable_lora", f"{V}, {S}", takes="nothing", note=_LORA),
+    Alias("lora_modules", V, takes="values", note=_LORA),
+    Alias("lora_paths", S, takes="values", note=_LORA),
+    Alias("lora", L, note=_LORA),
+    Alias("kv_transfer_config", V, note=_APART),
+    Alias("disaggregation_mode", S, values={"null": None}, note=_APART),
+    Alias("server_role", T, note=_APART),
+    Alias("kv_offloading_size", V, note=_TIERS),
+    Alias("cpu_offload_gb", V, note=_TIERS),
+    Alias("enable_hierarchical_cache", S, takes="nothing", note=_TIERS),
+    Alias("cache_ram", L, note=_TIERS),
+    Alias("tool_call_parser", f"{V}, {S}", note=_TOOLS),
+    Alias("reasoning_parser", f"{V}, {S}", note=_TOOLS),
+    Alias("enable_auto_tool_choice", V, takes="nothing", note=_TOOLS),
+    Alias("enable_expert_parallel", V, takes="nothing", note="several devices are not there yet"),
+    Alias("enable_dp_attention", S, takes="nothing", note="several devices are not there yet"),
+    Alias("enable_priority_scheduling", S, takes="nothing", note=_ORDER),
+    Alias("enable_sleep_mode", V, takes="nothing",
+          note="memory is not given back while the server runs"),
+    Alias("ssl_keyfile", f"{V}, {S}", note=_TLS),
+    Alias("ssl_certfile", f"{V}, {S}", note=_TLS),
+    Alias("n_gpu_layers", L, note=_GPU),
+    Alias("ngl", L, note=_GPU),
+    Alias("device", f"{V}, {S}", values={"cpu": None}, note=_GPU),
+)
+# fmt: on
+
+ALIASES: Mapping[str, Alias] = {alias.name: alias for alias in (*_SAME, *_ALWAYS, *_ABSENT)}
+
+
+def meaning(alias: Alias, words: str, value: Any) -> Meant:
+    """What the flag, written as `words`, sets here. Raises StartError for one that is refused."""
+    if alias.refused:
+        raise StartError(f"{words} ({alias.engine}): {alias.note}")
+    if alias.values is not None:
+        key = str(value)
+        if key not in alias.values:
+            takes = ", ".join(alias.values)
+            why = f"; {alias.note}" if alias.note else ""
+            raise StartError(f"{words} ({alias.engine}) is {key}; here it may be {takes}{why}")
+        value = alias.values[key]
+    if alias.fixed is not None:
+        value = alias.fixed
+    settings = {alias.setting: value} if alias.setting and value is not None else {}
+    if alias.rule is not None:
+        settings["kv_memory_rule"] = alias.rule
+    return Meant(settings, alias.note)

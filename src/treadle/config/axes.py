@@ -1,0 +1,134 @@
+"""The axes on which engines differ: what can be chosen, what treadle has, and what needs what.
+
+Data only. A choice that treadle does not have yet is named as absent, with what runs in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from treadle.errors import StartError
+
+
+class Axis(NamedTuple):
+    name: str
+    title: str
+    choices: tuple[str, ...]
+    here: tuple[str, ...]
+    """Those that treadle has; the first runs in place of those that it has not."""
+    setting: str = ""
+    """The setting that chooses, where there is more than one to choose from."""
+
+
+AXES: dict[str, Axis] = {
+    axis.name: axis
+    for axis in (
+        Axis(
+            "composition",
+            "composition of a step",
+            ("unified", "prefill-first", "two-stage"),
+            ("unified",),
+        ),
+        Axis(
+            "admission",
+            "admission",
+            ("stepwise", "estimate", "no-evict", "max-utilization", "static"),
+            ("stepwise",),
+        ),
+        Axis(
+            "shortage",
+            "when KV runs out",
+            ("preempt-newest", "preempt-lowest-priority", "retract-by-length", "never"),
+            ("preempt-newest",),
+        ),
+        Axis(
+            "order",
+            "waiting order",
+            ("fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"),
+            ("fcfs",),
+        ),
+        Axis(
+            "prefix_index",
+            "prefix index",
+            ("radix", "hashed", "block-tree", "none"),
+            ("radix", "hashed", "none"),
+            "prefix_cache",
+        ),
+        Axis(
+            "publication",
+            "when computed KV is found",
+            ("at-plan", "at-chunk-end", "postpone"),
+            ("at-chunk-end",),
+        ),
+        Axis(
+            "eviction",
+            "eviction",
+            ("lru-leaves", "free-queue", "lfu", "slru", "priority-lru"),
+            ("lru-leaves", "free-queue"),
+        ),
+        Axis(
+            "kv_memory",
+            "KV memory rule",
+            ("of-free", "of-total", "reserve", "after-peak"),
+            ("of-free", "of-total", "reserve", "after-peak"),
+            "kv_memory_rule",
+        ),
+        Axis(
+            "capture",
+            "capture and replay",
+            ("program", "full-and-piecewise", "full-and-breakable", "decode-exact"),
+            ("program",),
+        ),
+        Axis(
+            "processes",
+            "processes",
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker"),
+            ("api+engine",),
+        ),
+        Axis("overlap", "overlap", ("0", "1"), ("0", "1"), "overlap_depth"),
+    )
+}
+
+
+class Requirement(NamedTuple):
+    """A choice, and choices of which it needs one on another axis."""
+
+    axis: str
+    choice: str
+    other: str
+    needed: tuple[str, ...]
+
+
+REQUIREMENTS = (
+    Requirement("composition", "two-stage", "admission", ("no-evict", "max-utilization", "static")),
+    Requirement("admission", "estimate", "shortage", ("retract-by-length",)),
+    Requirement("admission", "estimate", "composition", ("unified", "prefill-first")),
+    Requirement("admission", "stepwise", "shortage", ("preempt-newest", "preempt-lowest-priority")),
+    Requirement("admission", "no-evict", "shortage", ("never",)),
+    Requirement("order", "lpm", "prefix_index", ("radix", "hashed", "block-tree")),
+    Requirement("order", "hrrn", "prefix_index", ("radix", "hashed", "block-tree")),
+    Requirement("order", "dfs-weight", "prefix_index", ("radix", "block-tree")),
+    Requirement("eviction", "lfu", "prefix_index", ("radix",)),
+    Requirement("eviction", "slru", "prefix_index", ("radix",)),
+    Requirement("prefix_index", "hashed", "eviction", ("free-queue",)),
+)
+
+
+def check_composition(choices: Mapping[str, str]) -> None:
+    """Raises StartError, in one sentence, for the first two choices that do not compose."""
+    for rule in REQUIREMENTS:
+        other = choices.get(rule.other)
+        if choices.get(rule.axis) == rule.choice and other not in (None, *rule.needed):
+            raise StartError(
+                f"{AXES[rule.axis].title} {rule.choice} needs {AXES[rule.other].title}"
+                f" {' or '.join(rule.needed)}, not {other}"
+            )
+
+
+def in_force(prefix_index: str, kv_memory: str, overlap: int) -> dict[str, str]:
+    """What runs on every axis; eviction follows from the index, whose structure it is."""
+    choices = {axis.name: axis.here[0] for axis in AXES.values()}
+    choices |= {"prefix_index": prefix_index, "kv_memory": kv_memory, "overlap": str(overlap)}
+    choices["eviction"] = "free-queue" if prefix_index == "hashed" else "lru-leaves"
+    return choices

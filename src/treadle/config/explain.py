@@ -1,0 +1,190 @@
+"""What is in force and why, as data: `treadle explain` prints it, /server_info answers with it.
+
+Pure: the same inputs give the same explanation, on whatever machine it is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from treadle.config.axis_states import AxisState, axis_states
+from treadle.config.device import Device
+from treadle.config.difference import Difference, differences
+from treadle.config.facts import ModelFacts
+from treadle.config.hardware import Hardware
+from treadle.config.mechanisms import Mechanism, mechanisms
+from treadle.config.presets import PRESETS
+from treadle.config.presets.knob import State
+from treadle.config.replay import Step
+from treadle.config.replays import StepReplay, step_replays
+from treadle.config.resolve import Resolved, resolve_view
+from treadle.config.settings import EngineSettings, PresetName, ServerSettings
+from treadle.config.view import View, this_device
+
+
+class Fact(msgspec.Struct, frozen=True):
+    name: str
+    text: str
+
+
+class Value(msgspec.Struct, frozen=True):
+    name: str
+    value: Any
+    source: str
+    sentence: str
+    inputs: tuple[str, ...] = ()
+
+
+class Section(msgspec.Struct, frozen=True):
+    title: str
+    values: tuple[Value, ...]
+
+
+class KnobState(msgspec.Struct, frozen=True):
+    name: str
+    value: Any
+    unit: str
+    resolved_by: str | None
+    state: State
+    here: str
+    """The setting that takes it, the axis that it chooses on, or a remark."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    preset: PresetName
+    model: str
+    device: str
+    path: tuple[Fact, ...]
+    """How a step is executed; read first, for everything else depends on it."""
+    sections: tuple[Section, ...]
+    flags: tuple[Fact, ...]
+    """Other engines' flags that were given, and what they became."""
+    axes: tuple[AxisState, ...]
+    knobs: tuple[KnobState, ...]
+    """The preset's own; empty for treadle's, which are the settings."""
+    mechanisms: tuple[Mechanism, ...]
+    step: tuple[StepReplay, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is explained. `server` is None where there is no server."""
+
+    user: EngineSettings
+    model: ModelFacts
+    machine: Hardware
+    device: Device | None = None
+    server: ServerSettings | None = None
+
+    @property
+    def where(self) -> Device:
+        return self.device or this_device(self.machine)
+
+
+def explain(
+    case: Case, *, step: Step | None = None, diff: tuple[PresetName, PresetName] | None = None
+) -> Explanation:
+    """Raises StartError as `resolve` does."""
+    resolved, view = resolve_view(case.user, case.model, case.machine, case.device)
+    timeout = case.server.watchdog_timeout if case.server else None
+    return Explanation(
+        preset=resolved.preset,
+        model=case.model.name,
+        device=case.where.name,
+        path=_path(case, resolved),
+        sections=_sections(case, resolved),
+        flags=_flags(case.user),
+        axes=axis_states(resolved),
+        knobs=_knobs(view),
+        mechanisms=mechanisms(resolved, case.model, watchdog_timeout=timeout),
+        step=step_replays(view, step) if step else (),
+        differences=differences(view, *diff) if diff else (),
+    )
+
+
+def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:
+    runtime, cache = resolved.runtime, resolved.cache
+    processes = "one: the caller's, with the loop in a thread of its own"
+    if case.server is not None:
+        processes = "two: API (HTTP, templates, texts) and engine (loop, kernels)"
+    kernels = "PyTorch's operations"
+    if runtime.backend == "native":
+        kernels = f"C++, variant {runtime.isa}"
+    facts = [
+        Fact("processes", processes),
+        Fact("backend", f"{runtime.backend}: {kernels}, {runtime.threads} threads"),
+        Fact("a step", "one recorded program of any shape; nothing is captured by size"),
+        Fact("attention", f"paged, in pieces of 64 positions; K and V as {cache.kv_dtype}"),
+        Fact("weights", f"{case.model.weight_type}, as the file has them"),
+    ]
+    if case.where.kind == "cuda":
+        text = f"treadle has no kernels for {case.where.name} yet; values below are what"
+        facts.insert(0, Fact("NOT RUN", f"{text} rules and presets say for it"))
+    return tuple(facts)
+
+
+def _sections(case: Case, resolved: Resolved) -> tuple[Section, ...]:
+    sections = []
+    for name in ("model", "cache", "schedule", "runtime"):
+        values = msgspec.structs.asdict(getattr(resolved, name))
+        reasons = resolved.reasons
+        sections.append(
+            Section(
+                name,
+                tuple(
+                    Value(n, v, reasons[n].source, reasons[n].sentence, reasons[n].inputs)
+                    for n, v in values.items()
+                ),
+            )
+        )
+    if case.server is not None:
+        sections.append(Section("server", _server(case.server, case.user)))
+    return tuple(sections)
+
+
+def _server(server: ServerSettings, user: EngineSettings) -> tuple[Value, ...]:
+    """Keys are counted, never shown."""
+    values = []
+    for field in msgspec.structs.fields(ServerSettings):
+        value = getattr(server, field.name)
+        default = field.default if field.default is not msgspec.NODEFAULT else []
+        mark = user.given.get(field.name)
+        source = mark.source if mark else "default" if value == default else "argument"
+        sentence = (mark.words or mark.note) if mark else ""
+        if field.name.endswith("api_key"):
+            value = len(value) if isinstance(value, list) else int(value is not None)
+            sentence = "keys; they are not shown"
+        shown = "open" if value is None else "none" if value == [] else value
+        values.append(Value(field.name, shown, source, sentence))
+    return tuple(values)
+
+
+def _flags(user: EngineSettings) -> tuple[Fact, ...]:
+    """What is noted under another name than a setting's had no setting to become."""
+    flags = []
+    for name, mark in user.given.items():
+        if mark.source == "argument":
+            became = "what runs anyway" if name == mark.words else name
+            note = f"; {mark.note}" if mark.note else ""
+            flags.append(Fact(mark.words, f"{became}{note}"))
+    return tuple(flags)
+
+
+def _knobs(view: View) -> tuple[KnobState, ...]:
+    if view.user.preset == "treadle":
+        return ()
+    states = []
+    for name, knob in PRESETS[view.user.preset].knobs().items():
+        ruled, here = knob.at(view), knob.here
+        state = here.state_on(view.device)
+        if here.axis is not None:
+            wish = PRESETS[view.user.preset].axes[here.axis.name]
+            state = "applied" if wish in here.axis.here else "absent"
+        remark = here.setting or here.remark or (here.axis.title if here.axis else "")
+        value = knob.value if ruled is None else ruled.value
+        states.append(KnobState(name, value, knob.unit, knob.resolved_by, state, remark))
+    return tuple(states)

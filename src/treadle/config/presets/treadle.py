@@ -1,0 +1,64 @@
+"""treadle's own defaults: on each axis what was measured to be best on a CPU."""
+
+from __future__ import annotations
+
+from treadle.config.presets.knob import Knob, Preset, Ruled, sets
+from treadle.config.view import View
+
+
+def kv_dtype(see: View) -> Ruled:
+    """bf16 where the kernels multiply it as it is."""
+    native = see.settled.backend == "native"
+    if native and see.user.runtime.isa in (None, "avx512bf16") and see.machine.multiplies_bf16:
+        saves = "half the memory traffic of f32, and this processor multiplies bf16 itself"
+        return Ruled("bf16", f"{saves}, twice as fast as floats")
+    return Ruled("f16", "half the memory traffic of f32, and three bits more than bf16")
+
+
+# fmt: off
+_CACHE = (
+    Knob("prefix_cache", "radix", "index", "default",
+         "a radix tree reuses any shared prefix, exact to a block", sets("prefix_cache")),
+    Knob("block_size", 16, "tokens", "default",
+         "16 tokens keep block tables short and lose at most 15 tokens of a match",
+         sets("block_size")),
+    Knob("kv_dtype", "f16", "type", "hardware", "bf16 where the kernels multiply it",
+         sets("kv_dtype"), kv_dtype),
+    Knob("kv_memory_rule", "of-free", "rule", "default",
+         "leaves the machine's other programs what they hold", sets("kv_memory_rule")),
+    Knob("kv_memory_fraction", 0.5, "of what is free beside the weights", "default",
+         "half of what is free may still be wanted by others", sets("kv_memory_fraction")),
+)
+
+_SCHEDULE = (
+    Knob("max_num_seqs", 64, "requests", "default",
+         "beyond that a CPU gains nothing from larger batches", sets("max_num_seqs")),
+    Knob("max_num_batched_tokens", 512, "tokens", "default",
+         "enough for the matrix products, and a step stays short", sets("max_num_batched_tokens")),
+    Knob("overlap_depth", 0, "steps", "default",
+         "on a CPU planning and computing share the cores", sets("overlap_depth")),
+)
+
+_RUNTIME = (
+    Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
+         sets("backend")),
+)
+# fmt: on
+
+PRESET = Preset(
+    "treadle",
+    axes={
+        "composition": "unified",
+        "admission": "stepwise",
+        "shortage": "preempt-newest",
+        "order": "fcfs",
+        "prefix_index": "radix",
+        "publication": "at-chunk-end",
+        "eviction": "lru-leaves",
+        "kv_memory": "of-free",
+        "capture": "program",
+        "processes": "api+engine",
+        "overlap": "0",
+    },
+    groups={"cache": _CACHE, "schedule": _SCHEDULE, "runtime": _RUNTIME},
+)

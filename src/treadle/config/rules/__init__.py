@@ -1,0 +1,34 @@
+"""The rules, one per value, in the order in which they can be decided: each may read the values
+before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from treadle.config.rules import cache, kv_memory, runtime, schedule, window
+from treadle.config.view import Choice, View
+
+
+class Rule(NamedTuple):
+    name: str
+    section: str
+    decide: Callable[[View], Choice]
+
+
+RULES = (
+    Rule("max_model_len", "model", window.max_model_len),
+    Rule("backend", "runtime", runtime.backend),
+    Rule("isa", "runtime", runtime.isa),
+    Rule("threads", "runtime", runtime.threads),
+    Rule("prefix_cache", "cache", cache.prefix_cache),
+    Rule("block_size", "cache", cache.block_size),
+    Rule("kv_dtype", "cache", cache.kv_dtype),
+    Rule("kv_memory_rule", "cache", kv_memory.kv_memory_rule),
+    Rule("kv_memory_fraction", "cache", kv_memory.kv_memory_fraction),
+    Rule("max_num_seqs", "schedule", schedule.max_num_seqs),
+    Rule("max_num_batched_tokens", "schedule", schedule.max_num_batched_tokens),
+    Rule("overlap_depth", "schedule", schedule.overlap_depth),
+    Rule("kv_budget_bytes", "cache", kv_memory.kv_budget_bytes),
+    Rule("num_blocks", "cache", kv_memory.num_blocks),
+)

@@ -1,0 +1,34 @@
+"""What computes: kernels and threads."""
+
+from __future__ import annotations
+
+from treadle.config.rules.asked import asked_for, chosen
+from treadle.config.view import Choice, View
+
+
+def backend(see: View) -> Choice:
+    asked = see.user.runtime.backend
+    if asked is None and see.device.kind == "cuda":
+        why = "there are no kernels for CUDA devices yet; these run on the host"
+        return Choice("native", "data structure", why)
+    return chosen(see, "backend", asked)
+
+
+def isa(see: View) -> Choice:
+    if see.settled.backend == "torch":
+        return Choice("none", "data structure", "the torch backend has kernels of its own")
+    asked = see.user.runtime.isa
+    if asked is not None:
+        return asked_for(see, "isa", asked)
+    here = see.machine.variants
+    if not here:
+        return Choice("none", "hardware", "the native kernels are not built on this machine")
+    return Choice(here[0], "hardware", f"the best of {', '.join(here)}, which this processor runs")
+
+
+def threads(see: View) -> Choice:
+    asked = see.user.runtime.threads
+    if asked is not None:
+        return asked_for(see, "threads", asked)
+    cores = see.machine.cores
+    return Choice(cores, "hardware", f"{cores} cores are open to this process")

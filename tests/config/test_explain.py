@@ -1,0 +1,156 @@
+"""Explanations: as written down, within 80 columns, and with the states that the audit found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from tests.config.golden import DATA, goldens
+from tests.config.setups import LAPTOP, SMALL
+from tests.tiny import tiny_llama
+from treadle.cli.main import run
+from treadle.config.axis_states import absent_axes
+from treadle.config.device import described
+from treadle.config.difference import CAUSES
+from treadle.config.explain import Case, Explanation, explain
+from treadle.config.explain_text import WIDTH, show, show_differences
+from treadle.config.mechanisms import ROWS
+from treadle.config.presets import PRESETS
+from treadle.config.replay import parse_step
+from treadle.config.resolve import resolve
+from treadle.config.settings import (
+    CacheSettings,
+    EngineSettings,
+    PresetName,
+    ServerSettings,
+)
+from treadle.config.topics import TOPICS
+
+PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
+SERVER = ServerSettings(api_key=["a secret"], admin_api_key="another secret")
+
+
+def case(preset: PresetName, device: str | None = None, **cache: Any) -> Case:
+    settings = EngineSettings(preset=preset, usage="server", cache=CacheSettings(**cache))
+    return Case(settings, SMALL, LAPTOP, described(device) if device else None, SERVER)
+
+
+@pytest.mark.parametrize(("name", "content"), list(goldens()))
+def test_it_reads_as_written_down(name: str, content: str) -> None:
+    assert content == (DATA / name).read_text(), "python -m tests.config.golden writes it anew"
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+@pytest.mark.parametrize("device", [None, "h100-80gb", "unknown-gpu"])
+def test_no_line_is_wider_than_a_terminal(preset: PresetName, device: str | None) -> None:
+    explanation = explain(case(preset, device), step=parse_step("decode 40"))
+    for line in show(explanation):
+        assert len(line) <= WIDTH, line
+    for other in PRESET_NAMES:
+        differing = explain(case("treadle", device), diff=(preset, other))
+        lines = list(show_differences(differing, preset, other))
+        assert all(len(line) <= WIDTH for line in lines)
+        assert bool(differing.differences) == (preset != other)
+
+
+def test_keys_are_not_shown() -> None:
+    explanation = explain(case("treadle"))
+    text = "\n".join(show(explanation)) + msgspec.json.encode(explanation).decode()
+    assert "secret" not in text
+
+
+def test_the_audit_found_16_alike_and_4_different() -> None:
+    assert len(ROWS) == 20
+    assert sum(bool(row.cause) for row in ROWS) == 4
+    for row in ROWS:
+        assert (len({row.vllm, row.sglang, row.trtllm}) > 1) == (
+            row.id in ("chunked_prefill", "speculative", "dp_attention", "hang_watchdog")
+        )
+        if row.id != "chunked_prefill":
+            assert bool(row.cause) == (len({row.vllm, row.sglang, row.trtllm}) > 1)
+    counts = {
+        engine: Counter(getattr(row, engine) for row in ROWS)
+        for engine in ("vllm", "sglang", "trtllm")
+    }
+    assert counts == {
+        "vllm": {"on": 4, "conditional": 5, "off": 8, "unresolved": 3},
+        "sglang": {"on": 5, "conditional": 4, "off": 10, "unresolved": 1},
+        "trtllm": {"on": 5, "conditional": 3, "off": 11, "unresolved": 1},
+    }
+
+
+def test_our_states_follow_what_is_resolved() -> None:
+    def here(explanation: Explanation) -> dict[str, str]:
+        return {row.id: row.here for row in explanation.mechanisms}
+
+    served, off = here(explain(case("treadle"))), explain(case("treadle", prefix_cache="none"))
+    assert served["prefix_cache"] == "on"
+    assert here(off)["prefix_cache"] == "off"
+    assert "so it is not" in next(row.why for row in off.mechanisms if row.id == "kv_eviction")
+    assert served["hang_watchdog"] == "on"
+    alone = Case(EngineSettings(), SMALL, LAPTOP)
+    assert here(explain(alone))["hang_watchdog"] == "off"
+    assert served["lora"] == "absent"
+
+
+def test_a_topic_names_knobs_that_are_there() -> None:
+    for topic in TOPICS:
+        for preset in PRESET_NAMES:
+            name = getattr(topic, preset)
+            assert not name or name in PRESETS[preset].knobs(), name
+
+
+def test_differences_are_by_cause() -> None:
+    found = explain(case("treadle", "h100-80gb"), diff=("vllm", "sglang")).differences
+    by_topic = {difference.topic: difference for difference in found}
+    assert by_topic["KV memory fraction"].cause == "different rule"
+    assert by_topic["composition of a step"].cause == "different structure"
+    assert by_topic["structured output"].cause == "different default"
+    assert "tokens of a step" not in by_topic, "8192 both, on this device"
+    order = [CAUSES.index(difference.cause) for difference in found]
+    assert order == sorted(order)
+    small = explain(case("treadle", "l4-24gb"), diff=("vllm", "trtllm")).differences
+    tokens = next(d for d in small if d.topic == "tokens of a step")
+    assert (tokens.first, tokens.second) == (2048, 8192)
+
+
+def test_a_preset_says_how_much_of_it_is_absent() -> None:
+    def line(preset: PresetName, **cache: Any) -> str:
+        chosen = EngineSettings(preset=preset, cache=CacheSettings(**cache))
+        return absent_axes(resolve(chosen, SMALL, LAPTOP))
+
+    assert line("treadle") == ""
+    assert line("vllm").startswith("preset vllm: 2 of 11 axes are not here yet (when computed")
+    assert "prefix index" in line("trtllm")
+    assert "prefix index" not in line("trtllm", prefix_cache="hashed"), "it was asked for"
+
+
+def test_a_step_under_each_capture_rule() -> None:
+    step = explain(case("treadle", "h100-80gb"), step=parse_step("decode 40")).step
+    kinds = {replay.engine: (replay.kind, replay.size) for replay in step}
+    assert kinds == {
+        "treadle": ("program", 40),
+        "vLLM": ("full", 40),
+        "SGLang": ("full", 40),
+        "TensorRT-LLM": ("eager", 40),
+    }
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny_llama("q8_0", tmp_path))
+    arguments = ["explain", model, "--max-running-requests", "3", "--kv-memory-fraction", "0.1"]
+    assert run([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    values = {v["name"]: v for section in report["sections"] for v in section["values"]}
+    assert values["max_num_seqs"]["value"] == 3
+    assert values["max_num_seqs"]["sentence"] == "--max-running-requests 3"
+    assert values["block_size"]["source"] == "default"
+    assert run([*arguments, "--diff", "vllm", "sglang", "--device", "h100-80gb"]) == 0
+    assert "Different rule" in capsys.readouterr().out
+    assert run(["explain", model, "--device", "gpu9"]) == 1
+    assert "there is no device 'gpu9'" in capsys.readouterr().err
