@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from treadle.kernels.ops import (
@@ -159,11 +159,13 @@ def layer_cards(
     return tuple(LayerCard(places[layer], *fact) for layer, fact in enumerate(facts))
 
 
-def heaviest_type(tensors: Iterable[RawTensor]) -> WeightType:
-    """The type that most bytes have."""
+def heaviest_type(tensors: Mapping[str, RawTensor], ignores: Callable[[str], bool]) -> WeightType:
+    """The type that most bytes have; what is ignored may be of any type, known or not."""
     sizes: Counter[WeightType] = Counter()
-    for tensor in tensors:
-        sizes[tensor.type] += tensor.data.nbytes
+    for name in tensors:
+        if not ignores(name):
+            tensor = tensors[name]
+            sizes[tensor.type] += tensor.data.nbytes
     return max(sizes, key=sizes.__getitem__)
 
 

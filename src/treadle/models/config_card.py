@@ -102,7 +102,7 @@ def card_from_config(
         eos_ids=tuple(dict.fromkeys(eos)),
         tied_head=tied,
         weight_bytes=_weight_bytes(names, tensors, surplus),
-        weight_type=heaviest_type(tensors.values()),
+        weight_type=heaviest_type(tensors, names.ignores),
         speculators=_speculators(fields),
         notes=() if surplus is None else (_tied_note(surplus),),
     )

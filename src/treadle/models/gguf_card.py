@@ -106,7 +106,7 @@ def card_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, RawTens
         eos_ids=_eos_ids(fields, vocab_size),
         tied_head=family.gguf.roles["head"] not in tensors,
         weight_bytes=sum(t.data.nbytes for n, t in tensors.items() if not family.gguf.ignores(n)),
-        weight_type=heaviest_type(tensors.values()),
+        weight_type=heaviest_type(tensors, family.gguf.ignores),
     )
     check(card, fields)
     return card
