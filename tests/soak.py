@@ -178,6 +178,7 @@ class Soak:
         served.process.terminate()
         assert served.wait() == 0
         assert "Traceback" not in served.log, served.log
+        assert "socket.send" not in served.log, "wrote to clients that had gone"
 
     def close(self) -> None:
         self.served.close()

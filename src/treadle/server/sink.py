@@ -42,7 +42,9 @@ class Sink:
 
     def write(self, piece: bytes) -> None:
         cycle = self._cycle
-        if cycle.disconnected:
+        # A failed write closes the transport at once, but the protocol is told only when the event
+        # loop comes round: asyncio logs each write until then.
+        if cycle.disconnected or cycle.transport.is_closing():
             return
         if cycle.chunked_encoding:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
