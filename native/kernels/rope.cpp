@@ -66,60 +66,70 @@ void store_rounded(Brain* p, F x) {
   store_low16(reinterpret_cast<uint16_t*>(p), select(equal(x, x), rounded, nan));
 }
 
-// Into grouped blocks of pairs. Another thread may be writing the other halves of the pairs.
-void store_paired(const RopeArgs& a, int64_t token) {
+// One KV head of a token: what is stored of it, and where its block has that head.
+struct StoredHead {
+  const float* k;
+  const float* v;
+  uint8_t* head;
+  int64_t offset;  // of the token in its block
+};
+
+template <class Store>
+void each_head(const RopeArgs& a, int64_t token, Store store) {
   const KVLayer& kv = a.kv;
   const int64_t slot = a.slots[token];
-  const int64_t offset = slot % kv.block_size;
   const float* k = a.qkv + token * a.stride + a.heads * kv.head_dim;
   const float* v = k + kv.kv_heads * kv.head_dim;
   for (int64_t h = 0; h < kv.kv_heads; ++h, k += kv.head_dim, v += kv.head_dim) {
     uint8_t* head = kv.data + slot / kv.block_size * kv.block_bytes + h * kv.head_bytes;
-    auto* keys = reinterpret_cast<uint32_t*>(head) + offset / kLanes * kLanes * kv.head_dim / 2 +
-                 offset % kLanes;
-    auto* values = reinterpret_cast<uint16_t*>(head + kv.v_offset) +
-                   offset / 2 * 2 * kv.padded_dim + offset % 2;
+    store(StoredHead{k, v, head, slot % kv.block_size});
+  }
+}
+
+// Into grouped blocks of pairs. Another thread may be writing the other halves of the pairs.
+void store_paired(const RopeArgs& a, int64_t token) {
+  const KVLayer& kv = a.kv;
+  each_head(a, token, [&](const StoredHead& at) {
+    auto* keys = reinterpret_cast<uint32_t*>(at.head) +
+                 at.offset / kLanes * kLanes * kv.head_dim / 2 + at.offset % kLanes;
+    auto* values = reinterpret_cast<uint16_t*>(at.head + kv.v_offset) +
+                   at.offset / 2 * 2 * kv.padded_dim + at.offset % 2;
     for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
       const int64_t n = kv.head_dim - d < kLanes ? kv.head_dim - d : kLanes;
       Brain key[kLanes];
       Brain value[kLanes];
-      store_rounded(key, load_upto(k + d, n));
-      store_rounded(value, load_upto(v + d, n));
+      store_rounded(key, load_upto(at.k + d, n));
+      store_rounded(value, load_upto(at.v + d, n));
       for (int64_t i = 0; i < n; i += 2) {
         keys[(d + i) / 2 * kLanes] = key[i].bits | uint32_t{key[i + 1].bits} << 16;
       }
       for (int64_t i = 0; i < n; ++i) values[(d + i) * 2] = value[i].bits;
     }
-  }
+  });
 }
 
 template <class T>
 void store_kv(const RopeArgs& a, int64_t token) {
   const KVLayer& kv = a.kv;
-  const int64_t slot = a.slots[token];
-  const int64_t offset = slot % kv.block_size;
-  const float* k = a.qkv + token * a.stride + a.heads * kv.head_dim;
-  const float* v = k + kv.kv_heads * kv.head_dim;
-  for (int64_t h = 0; h < kv.kv_heads; ++h, k += kv.head_dim, v += kv.head_dim) {
-    uint8_t* head = kv.data + slot / kv.block_size * kv.block_bytes + h * kv.head_bytes;
-    T* keys = reinterpret_cast<T*>(head);
-    T* values = reinterpret_cast<T*>(head + kv.v_offset) + offset * kv.padded_dim;
-    T* key_row = keys + offset * kv.padded_dim;
-    T* key_column = keys + offset / kLanes * kLanes * kv.head_dim + offset % kLanes;
+  each_head(a, token, [&](const StoredHead& at) {
+    T* keys = reinterpret_cast<T*>(at.head);
+    T* values = reinterpret_cast<T*>(at.head + kv.v_offset) + at.offset * kv.padded_dim;
+    T* key_row = keys + at.offset * kv.padded_dim;
+    T* key_column = keys + at.offset / kLanes * kLanes * kv.head_dim + at.offset % kLanes;
     for (int64_t d = 0; d < kv.head_dim; d += kLanes) {
       const int64_t n = kv.head_dim - d;
-      store_rounded(values + d, load_upto(v + d, n));
+      store_rounded(values + d, load_upto(at.v + d, n));
       if (!kv.grouped) {
-        store_rounded(key_row + d, load_upto(k + d, n));
+        store_rounded(key_row + d, load_upto(at.k + d, n));
         continue;
       }
       T lanes[kLanes];
-      store_rounded(lanes, load_upto(k + d, n));
+      store_rounded(lanes, load_upto(at.k + d, n));
       for (int64_t i = 0; i < (n < kLanes ? n : kLanes); ++i) {
         key_column[(d + i) * kLanes] = lanes[i];
       }
     }
-  }
+  });
 }
 
 }  // namespace
