@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from tests.config.setups import LAPTOP, SMALL, WINDOWED, view
-from treadle.config.axes import AXES, REQUIREMENTS, check_composition, in_force
+from treadle.config.axes import AXES, in_force
+from treadle.config.composition import REQUIREMENTS, check_composition
 from treadle.config.device import Device, described
 from treadle.config.facts import ModelFacts
 from treadle.config.presets import PRESETS, sglang_rules, trtllm_rules, vllm_rules

@@ -1,14 +1,11 @@
-"""The axes on which engines differ: what can be chosen, what treadle has, and what needs what.
+"""The axes on which engines differ: what can be chosen, and what treadle has.
 
 Data only. A choice that treadle does not have yet is named as absent, with what runs in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
-
-from treadle.errors import StartError
 
 
 class Axis(NamedTuple):
@@ -89,41 +86,6 @@ AXES: dict[str, Axis] = {
         Axis("overlap", "overlap", ("0", "1"), ("0", "1"), "overlap_depth"),
     )
 }
-
-
-class Requirement(NamedTuple):
-    """A choice, and choices of which it needs one on another axis."""
-
-    axis: str
-    choice: str
-    other: str
-    needed: tuple[str, ...]
-
-
-REQUIREMENTS = (
-    Requirement("composition", "two-stage", "admission", ("no-evict", "max-utilization", "static")),
-    Requirement("admission", "estimate", "shortage", ("retract-by-length",)),
-    Requirement("admission", "estimate", "composition", ("unified", "prefill-first")),
-    Requirement("admission", "stepwise", "shortage", ("preempt-newest", "preempt-lowest-priority")),
-    Requirement("admission", "no-evict", "shortage", ("never",)),
-    Requirement("order", "lpm", "prefix_index", ("radix", "hashed", "block-tree")),
-    Requirement("order", "hrrn", "prefix_index", ("radix", "hashed", "block-tree")),
-    Requirement("order", "dfs-weight", "prefix_index", ("radix", "block-tree")),
-    Requirement("eviction", "lfu", "prefix_index", ("radix",)),
-    Requirement("eviction", "slru", "prefix_index", ("radix",)),
-    Requirement("prefix_index", "hashed", "eviction", ("free-queue",)),
-)
-
-
-def check_composition(choices: Mapping[str, str]) -> None:
-    """Raises StartError, in one sentence, for the first two choices that do not compose."""
-    for rule in REQUIREMENTS:
-        other = choices.get(rule.other)
-        if choices.get(rule.axis) == rule.choice and other not in (None, *rule.needed):
-            raise StartError(
-                f"{AXES[rule.axis].title} {rule.choice} needs {AXES[rule.other].title}"
-                f" {' or '.join(rule.needed)}, not {other}"
-            )
 
 
 def in_force(prefix_index: str, kv_memory: str, overlap: int) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from treadle.config.axes import check_composition, in_force
-from treadle.config.composition import check_settings
+from treadle.config.axes import in_force
+from treadle.config.composition import check_composition, check_settings
 from treadle.config.device import Device
 from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware

@@ -277,26 +277,18 @@ _PROCESSES = (
          outside("where a server listens is not a preset's business")),
 )
 
+_LIBRARY = ("command line default; the library default for cache_aware is "
+            "0.5 / 32 / 1.1 / 30 s / 10000")
 _ROUTER = (
     Knob("policy", "cache_aware",
          "enum random|round_robin|power_of_two|cache_aware|prefix_hash|manual|bucket|"
          "consistent_hashing",
          "argument", "gateway process (outside the engine)", _OUTSIDE),
-    Knob("cache_threshold", 0.3, "match rate", "argument",
-         "command line default; the library default for cache_aware is 0.5 / 32 / 1.1 / 30 s "
-         "/ 10000", _OUTSIDE),
-    Knob("balance_abs_threshold", 64, "requests", "argument",
-         "command line default; the library default for cache_aware is 0.5 / 32 / 1.1 / 30 s "
-         "/ 10000", _OUTSIDE),
-    Knob("balance_rel_threshold", 1.5, "ratio", "argument",
-         "command line default; the library default for cache_aware is 0.5 / 32 / 1.1 / 30 s "
-         "/ 10000", _OUTSIDE),
-    Knob("eviction_interval", 120, "s", "argument",
-         "command line default; the library default for cache_aware is 0.5 / 32 / 1.1 / 30 s "
-         "/ 10000", _OUTSIDE),
-    Knob("max_tree_size", 67_108_864, "characters per tenant", "argument",
-         "command line default; the library default for cache_aware is 0.5 / 32 / 1.1 / 30 s "
-         "/ 10000", _OUTSIDE),
+    Knob("cache_threshold", 0.3, "match rate", "argument", _LIBRARY, _OUTSIDE),
+    Knob("balance_abs_threshold", 64, "requests", "argument", _LIBRARY, _OUTSIDE),
+    Knob("balance_rel_threshold", 1.5, "ratio", "argument", _LIBRARY, _OUTSIDE),
+    Knob("eviction_interval", 120, "s", "argument", _LIBRARY, _OUTSIDE),
+    Knob("max_tree_size", 67_108_864, "characters per tenant", "argument", _LIBRARY, _OUTSIDE),
     Knob("queue_size", 100, "requests", "argument", "gateway process (outside the engine)",
          _OUTSIDE),
     Knob("queue_timeout", 60, "s", "argument", "gateway process (outside the engine)", _OUTSIDE),
