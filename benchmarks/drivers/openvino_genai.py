@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 import openvino as ov  # noqa: E402
 import openvino_genai as genai  # noqa: E402
 
-from benchmarks.drivers.protocol import Ask, Asked, Times, run  # noqa: E402
+from benchmarks.drivers.protocol import Ask, Times, asking, run  # noqa: E402
 
 
 def load(model: str, threads: int) -> Ask:
@@ -49,13 +49,7 @@ def load(model: str, threads: int) -> Ask:
                 while handle.can_read():
                     times.note(at, sum(len(out.generated_ids) for out in handle.read().values()))
 
-    def ask(asked: Asked, times: Times) -> None:
-        if asked.cached_len:
-            answer([asked.prefix], 1, Times([asked.prefix]))
-        times.start()
-        answer(asked.prompts, asked.output_len, times)
-
-    return ask
+    return asking(answer)
 
 
 if __name__ == "__main__":

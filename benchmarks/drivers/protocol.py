@@ -60,6 +60,22 @@ class Times:
         return {"duration_s": time.perf_counter() - self._began, "requests": requests}
 
 
+Answer = Callable[[Sequence[Sequence[int]], int, Times], None]
+"""Answers prompts with so many tokens each, and notes them."""
+
+
+def asking(answer: Answer) -> Ask:
+    """For an engine that keeps prefixes by itself: one answer of a token puts them there."""
+
+    def ask(asked: Asked, times: Times) -> None:
+        if asked.cached_len:
+            answer([asked.prefix], 1, Times([asked.prefix]))
+        times.start()
+        answer(asked.prompts, asked.output_len, times)
+
+    return ask
+
+
 def run(load: Callable[..., Ask]) -> None:
     """Load the model that the arguments name, with so many threads, then answer until the end.
 

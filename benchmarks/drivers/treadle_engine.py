@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.drivers.protocol import Ask, Asked, Times, run
+from benchmarks.drivers.protocol import Ask, Times, asking, run
 from treadle.config.given import engine_settings
 from treadle.engine.build import build_engine
 from treadle.wire.messages import Delta, Generate
@@ -34,13 +34,7 @@ def load(model: str, threads: int) -> Ask:
                 assert isinstance(message, Delta), message
                 times.note(places[message.request_id], len(message.tokens))
 
-    def ask(asked: Asked, times: Times) -> None:
-        if asked.cached_len:
-            answer([asked.prefix], 1, Times([asked.prefix]))
-        times.start()
-        answer(asked.prompts, asked.output_len, times)
-
-    return ask
+    return asking(answer)
 
 
 if __name__ == "__main__":
