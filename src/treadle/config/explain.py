@@ -165,13 +165,25 @@ def _server(server: ServerSettings, user: EngineSettings) -> tuple[Value, ...]:
 
 def _flags(user: EngineSettings) -> tuple[Fact, ...]:
     """What is noted under another name than a setting's had no setting to become."""
-    flags = []
+    became: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
     for name, mark in user.given.items():
         if mark.source == "argument":
-            became = "what runs anyway" if name == mark.words else name
-            note = f"; {mark.note}" if mark.note else ""
-            flags.append(Fact(mark.words, f"{became}{note}"))
-    return tuple(flags)
+            own = [] if name == mark.words else [_setting(user, name)]
+            became.setdefault(mark.words, []).extend(own)
+            notes[mark.words] = f"; {mark.note}" if mark.note else ""
+    return tuple(
+        Fact(words, " and ".join(names or ["what runs anyway"]) + notes[words])
+        for words, names in became.items()
+    )
+
+
+def _setting(user: EngineSettings, name: str) -> str:
+    """A setting with its value; one of the server's by name alone."""
+    for section in (user.model, user.cache, user.schedule, user.runtime):
+        if hasattr(section, name):
+            return f"{name} {getattr(section, name)}"
+    return name
 
 
 def _knobs(view: View) -> tuple[KnobState, ...]:

@@ -36,6 +36,9 @@ Source = Literal[
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
+RowCount = Annotated[int, Meta(ge=1, le=2**16)]
+StepTokens = Annotated[int, Meta(ge=1, le=2**20)]
+"""There are tables with a place for each; a slip of the finger shall not ask for all memory."""
 Seconds = Annotated[float, Meta(ge=0)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
@@ -90,11 +93,11 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    max_num_seqs: Annotated[
-        AtLeastOne | None, Meta(description="Most requests running at once.")
-    ] = None
+    max_num_seqs: Annotated[RowCount | None, Meta(description="Most requests running at once.")] = (
+        None
+    )
     max_num_batched_tokens: Annotated[
-        AtLeastOne | None, Meta(description="Most tokens computed in one step.")
+        StepTokens | None, Meta(description="Most tokens computed in one step.")
     ] = None
     overlap_depth: Annotated[
         Literal[0, 1] | None,
