@@ -5,9 +5,10 @@ from __future__ import annotations
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.engine.request import Request
+from treadle.schedule.build import build_scheduler
 from treadle.schedule.draft import Flight
 from treadle.schedule.order import Fcfs
-from treadle.schedule.scheduler import Limits, Scheduler
+from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
 
@@ -28,8 +29,9 @@ class Table:
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
-        self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget, 0, WORTH_WAITING), Fcfs(), self.kv, self.fence
+        waiting: Fcfs[Request] = Fcfs()
+        self.scheduler = build_scheduler(
+            Limits(rows, budget, 0), waiting, self.kv, self.fence, worth_waiting=WORTH_WAITING
         )
         self._serial = 0
 

@@ -15,8 +15,9 @@ from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
+from treadle.schedule.build import build_scheduler
 from treadle.schedule.order import Fcfs
-from treadle.schedule.scheduler import Limits, Scheduler
+from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import (
     Delta,
     Done,
@@ -207,8 +208,9 @@ class World:
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
-        self.scheduler: Scheduler[Request] = Scheduler(
-            Limits(rows, budget, scores, worth_waiting), Fcfs(), self.kv, self.fence
+        waiting: Fcfs[Request] = Fcfs()
+        self.scheduler = build_scheduler(
+            Limits(rows, budget, scores), waiting, self.kv, self.fence, worth_waiting=worth_waiting
         )
         self.window = 80
         served = Served(

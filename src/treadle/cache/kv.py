@@ -103,6 +103,8 @@ class KVCache:
             max(0, -(-num_tokens // group.block_size) - len(part.blocks))
             for group, part in zip(self.groups, lease.parts, strict=True)
         ]
+        if not any(missing):
+            return []  # most steps of most requests
         if any(n > group.num_available for n, group in zip(missing, self.groups, strict=True)):
             return None
         edits = []

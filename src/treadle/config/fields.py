@@ -1,4 +1,4 @@
-"""One setting's value against its field: converted, or refused in a sentence that says what it takes.
+"""One setting's value against its field: taken, or refused in a sentence that says what it must be.
 
 Knows types and bounds from the fields alone; which names there are, and what goes before what, is
 `given`'s.
@@ -54,22 +54,26 @@ def _shown(value: object) -> str:
 
 def _wanted(kind: types.Type) -> str:
     """What values of a type are, in words."""
-    if isinstance(kind, types.Metadata):
-        return _wanted(kind.type)
-    if isinstance(kind, types.UnionType):
-        return _wanted(next(t for t in kind.types if not isinstance(t, types.NoneType)))
-    if isinstance(kind, types.LiteralType):
-        return f"one of {', '.join(str(value) for value in kind.values)}"
-    if isinstance(kind, types.ListType):
-        return f"a list, each of it {_wanted(kind.item_type)}"
-    if isinstance(kind, types.BoolType):
-        return "true or false"
-    if isinstance(kind, types.IntType):
-        return f"a whole number{_bounds(kind)}"
-    if isinstance(kind, types.FloatType):
-        return f"a number{_bounds(kind)}"
-    assert isinstance(kind, types.StrType)
-    return "text that is not empty" if kind.min_length else "text"
+    match kind:
+        case types.Metadata():
+            text = _wanted(kind.type)
+        case types.UnionType():
+            text = _wanted(next(t for t in kind.types if not isinstance(t, types.NoneType)))
+        case types.LiteralType():
+            text = f"one of {', '.join(str(value) for value in kind.values)}"
+        case types.ListType():
+            text = f"a list, each of it {_wanted(kind.item_type)}"
+        case types.BoolType():
+            text = "true or false"
+        case types.IntType():
+            text = f"a whole number{_bounds(kind)}"
+        case types.FloatType():
+            text = f"a number{_bounds(kind)}"
+        case types.StrType():
+            text = "text that is not empty" if kind.min_length else "text"
+        case _:
+            raise AssertionError(kind)
+    return text
 
 
 def _bounds(kind: types.IntType | types.FloatType) -> str:

@@ -35,12 +35,10 @@ from treadle.models.loader import Model, open_model
 from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
+from treadle.schedule.build import build_scheduler
 from treadle.schedule.order import Fcfs
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
-
-WORTH_WAITING = 64
-"""Computing fewer tokens twice costs less than the part of a step that stays empty meanwhile."""
 
 MAX_SCORES = 64
 """Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
@@ -209,8 +207,9 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
-    bounds = Limits(limits.rows, limits.tokens, limits.extra_logits, WORTH_WAITING)
-    scheduler: Scheduler[Request] = Scheduler(bounds, Fcfs(), kv, fence)
+    bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
+    waiting: Fcfs[Request] = Fcfs()
+    scheduler = build_scheduler(bounds, waiting, kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 
 

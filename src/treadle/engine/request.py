@@ -77,6 +77,12 @@ class Request:
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def reusable(self) -> int:
+        """Not the last token, whose logits are wanted, nor the one whose logits score another."""
+        scores = self.next_score < self.num_prompt
+        return (self.next_score if scores else len(self.tokens)) - 1
+
     def join(self, row: int) -> RowJoin:
         """What the runner must know to sample for this request in a fresh row."""
         penalised = self.params.penalised

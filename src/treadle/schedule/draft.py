@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from treadle.schedule.ports import Schedulable
 from treadle.wire.plan import BlockEdit, RowJoin, RowWork, StepPlan
 
 R = TypeVar("R", bound=Schedulable)
+R_contra = TypeVar("R_contra", bound=Schedulable, contravariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +20,30 @@ class Flight(Generic[R]):
     requests: list[R]
 
 
+class Watcher(Protocol[R_contra]):
+    """Who is told of work as it is added and taken out again; see `strategies.Publication`."""
+
+    def planned(self, request: R_contra, start: int, end: int) -> None: ...
+    def undone(self, request: R_contra, start: int, end: int) -> None: ...
+
+
 class Draft(Generic[R]):
     """Work is added once per request; `budget` is how many tokens the step still has room for,
-    `scores` how many prompt tokens it may still score."""
+    `scores` how many prompt tokens it may still score. Dropped work leaves no trace."""
 
-    def __init__(self, budget: int, scores: int) -> None:
+    def __init__(self, budget: int, scores: int, watcher: Watcher[R]) -> None:
         self.budget = budget
         self.scores = scores
+        self._watcher = watcher
         self._requests: list[R] = []
         self._work: list[RowWork] = []
+        self._before: list[tuple[int, bool]] = []
+        """Of each work's request: `next_score` and `in_token_table` without it."""
         self._joins: list[RowJoin] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._work
 
     def join(self, request: R, row: int, edits: list[BlockEdit]) -> None:
         request.row = row
@@ -54,28 +69,46 @@ class Draft(Generic[R]):
         assert num_tokens > 0, "logits need at least one computed token"
         start, end = request.num_computed, request.num_computed + num_tokens
         sample = end == len(request.tokens) + request.num_pending and request.max_tokens > 0
+        before = request.next_score, request.in_token_table
         score_at, targets = self._score(request, start, end)
         from_table = num_tokens == 1 and sample and request.in_token_table
         assert from_table or end <= len(request.tokens), "a token in flight is only in the table"
-        self._work.append(
-            RowWork(
-                row=request.row,
-                start=start,
-                tokens=None if from_table else request.tokens[start:end],
-                edits=request.edits,
-                sample=sample,
-                output_index=end - request.num_prompt,
-                score_at=score_at,
-                targets=targets,
-            )
+        work = RowWork(
+            row=request.row,
+            start=start,
+            tokens=None if from_table else request.tokens[start:end],
+            edits=request.edits,
+            sample=sample,
+            output_index=end - request.num_prompt,
+            score_at=score_at,
+            targets=targets,
         )
         self._requests.append(request)
+        self._work.append(work)
+        self._before.append(before)
         self.budget -= num_tokens
         request.edits = []
         request.num_computed = end
         if sample:
             request.num_pending += 1
             request.in_token_table = True
+        self._watcher.planned(request, start, end)
+
+    def drop(self, request: R) -> None:
+        """Take the request's work out again, if there is any: its tokens are not computed, and
+        others may have their room. Its row keeps nothing, so it must leave."""
+        assert all(join.row != request.row for join in self._joins), "who starts does not give way"
+        if request not in self._requests:
+            return
+        index = self._requests.index(request)
+        del self._requests[index]
+        work = self._work.pop(index)
+        self.budget += work.num_tokens
+        self.scores += len(work.targets)
+        request.num_computed = work.start
+        request.num_pending -= work.sample
+        request.next_score, request.in_token_table = self._before.pop(index)
+        self._watcher.undone(request, work.start, work.start + work.num_tokens)
 
     def _score(self, request: R, start: int, end: int) -> tuple[int, list[int]]:
         """Which prompt tokens the positions from `start` to `end` score, and the first position
@@ -90,9 +123,7 @@ class Draft(Generic[R]):
         self.scores -= last - first
         return first, request.tokens[first + 1 : last + 1]
 
-    def finish(self, step: int, leaves: list[int]) -> Flight[R] | None:
-        """None when there is nothing to compute."""
-        if not self._work:
-            return None
+    def finish(self, step: int, leaves: list[int]) -> Flight[R]:
+        """`leaves` are rows given up before, whose requests have no work here."""
         plan = StepPlan(step=step, leaves=leaves, joins=self._joins, work=self._work)
         return Flight(plan, self._requests)

@@ -84,4 +84,9 @@ class Schedulable(Protocol):
     next_score: int
     """Index of the next prompt token to score; num_prompt when none is left."""
 
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens may take their KV from the cache."""
+        ...
+
     def join(self, row: int) -> RowJoin: ...

@@ -1,0 +1,1 @@
+"""Whether a waiting request may start; see `strategies.Admission`."""

@@ -1,0 +1,1 @@
+"""Who computes how many tokens in a step; see `strategies.Composition`."""

@@ -1,0 +1,1 @@
+"""When others find what a request computes; see `strategies.Publication`."""

@@ -1,0 +1,1 @@
+"""Who gives way when KV runs out; see `strategies.Shortage`."""
