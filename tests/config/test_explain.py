@@ -154,3 +154,62 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Different rule" in capsys.readouterr().out
     assert run(["explain", model, "--device", "gpu9"]) == 1
     assert "there is no device 'gpu9'" in capsys.readouterr().err
+
+
+LLAMA_70B = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+DEEPSEEK = {
+    **LLAMA_70B,
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def test_a_model_of_which_there_is_a_configuration_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory or a file; on devices that share it, where it would not fit on one."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    words = ["explain", str(tmp_path), "--preset", "sglang", "--device", "h100-80gb"]
+    assert run(words) == 1
+    assert "weights -141.107 GB" in capsys.readouterr().err
+    assert run([*words, "--tp", "8", "--step", "decode 300", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["device"] == "8 × h100-80gb"
+    assert [fact["name"] for fact in report["path"]][:2] == ["NOT HERE", "NOT RUN"]
+    values = {v["name"]: v for section in report["sections"] for v in section["values"]}
+    assert values["kv_memory_fraction"]["value"] == 0.812, "(81559 - 15312) / 81559 MiB"
+    assert "device.count" in values["kv_memory_fraction"]["inputs"]
+    weights, token = -(-141_107_412_992 // 8), 80 * 1 * 256 * 2
+    kept = -(-81559 * 2**20 * (1000 - 812) // 1000)
+    assert values["kv_budget_bytes"]["value"] == 81559 * 2**20 - weights - kept
+    assert values["num_blocks"]["value"] == [values["kv_budget_bytes"]["value"] // token]
+    step = {one["engine"]: (one["kind"], one["size"]) for one in report["step"]}
+    assert step["SGLang"] == ("full", 304), "512 rows are captured from four ranks on"
+
+    path = tmp_path / "deepseek.json"
+    path.write_text(json.dumps(DEEPSEEK))
+    assert run(["explain", str(path), "--preset", "trtllm", "--device", "4xa100-80gb"]) == 0
+    shown = capsys.readouterr().out
+    assert "treadle does not run deepseek_v3" in shown
+    assert "prefix_cache            none" in shown, "latent attention on that generation"
+    assert all(len(line) <= WIDTH for line in shown.splitlines())
+    assert run(["explain", str(path), "--tp", "2"]) == 1
+    assert "name devices to explain it for with --device" in capsys.readouterr().err
+    assert run(["explain", str(path), "--tp", "2", "--device", "4x80GB"]) == 1
+    assert "say different numbers of devices" in capsys.readouterr().err

@@ -36,6 +36,9 @@ ASKED = EngineSettings(
 
 FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
 
+HEADS = KVGroupFacts(values_per_token=96, kv_heads=4)
+"""Which devices can share."""
+
 BASES: dict[str, View] = {
     f"{preset} on {device}, {usage}": View(
         EngineSettings(preset=preset, usage=usage),
@@ -48,6 +51,7 @@ BASES: dict[str, View] = {
         ("this machine", "server", SMALL),
         ("this machine", "offline", WINDOWED),
         ("h100-80gb", "server", WINDOWED),
+        ("2xh100-80gb", "server", SMALL),
         ("a100-80gb", "server", SMALL),
         ("l4-24gb", "offline", SMALL),
         ("unknown-gpu", "offline", WINDOWED),
@@ -91,7 +95,7 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
     "model.max_positions": [512, 100_000],
-    "model.kv_groups": [(KVGroupFacts(values_per_token=77),)],
+    "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
     "model.weights_bytes": [2**20, 2**31],
     "model.weight_type": ["f32", "bf16", "q8_0"],
     "model.step_bytes": [None, 2**20],
@@ -108,6 +112,7 @@ OTHERS: dict[str, list[Any]] = {
     "machine.multiplies_bf16": [True, False],
     "device.name": ["A100-PCIE"],
     "device.kind": ["cpu", "cuda"],
+    "device.count": [2, 8],
     "device.memory_bytes": [None, 16 * 2**30, 75 * 2**30, 200 * 2**30],
     "device.capability": [None, (7, 5), (8, 0), (9, 0), (10, 0)],
     "settled.max_model_len": [64, 8000],
@@ -213,5 +218,5 @@ def test_a_recorder_sees_through_methods_and_properties() -> None:
     model = ModelFacts(max_positions=8, kv_groups=SMALL.kv_groups, weights_bytes=1)
     view, seen = watch(View(EngineSettings(), model, LAPTOP, described("h100-80gb")))
     assert view.device.has_gib(70)
-    assert view.model.values_per_token == 2 * 30 * 3 * 64
+    assert view.model.values_on(1) == 2 * 30 * 3 * 64
     assert list(seen) == ["device.memory_bytes", "model.kv_groups"]

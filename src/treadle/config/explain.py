@@ -79,6 +79,8 @@ class Case:
     machine: Hardware
     device: Device | None = None
     server: ServerSettings | None = None
+    remark: str = ""
+    """Why the model cannot run here, where it was described and not loaded."""
 
     @property
     def where(self) -> Device:
@@ -94,7 +96,7 @@ def explain(
     return Explanation(
         preset=resolved.preset,
         model=case.model.name,
-        device=case.where.name,
+        device=case.where.title,
         path=_path(case, resolved),
         sections=_sections(case, resolved),
         flags=_flags(case.user),
@@ -123,7 +125,10 @@ def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:
     ]
     if case.where.kind == "cuda":
         text = f"treadle has no kernels for {case.where.name} yet; values below are what"
-        facts.insert(0, Fact("NOT RUN", f"{text} rules and presets say for it"))
+        each = "; memory is of each device" if case.where.count > 1 else ""
+        facts.insert(0, Fact("NOT RUN", f"{text} rules and presets say for it{each}"))
+    if case.remark:
+        facts.insert(0, Fact("NOT HERE", case.remark))
     return tuple(facts)
 
 

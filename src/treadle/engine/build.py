@@ -152,6 +152,7 @@ def model_facts(card: ModelCard) -> ModelFacts:
             KVGroupFacts(
                 values_per_token=2 * group.layers * group.kv_heads * group.head_dim,
                 window=group.window,
+                kv_heads=group.kv_heads,
             )
             for group in card.kv_groups
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.config.presets import sglang_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, outside, same, sets
+from treadle.config.presets.memory import tensor_parallel
 
 _RULE = "free_after_load - (1 - fraction) * free_before_load"
 
@@ -216,7 +217,8 @@ _QUANTIZATION = (
 )
 
 _PARALLEL = (
-    Knob("tp_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
+    Knob("tp_size", 1, "ranks", "argument", "always", _ONE_DEVICE,
+         tensor_parallel),
     Knob("pp_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
     Knob("ep_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
     Knob("dp_size", 1, "ranks", "argument", "always", _ONE_DEVICE),

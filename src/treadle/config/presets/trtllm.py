@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.config.presets import trtllm_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, outside, same, sets
+from treadle.config.presets.memory import tensor_parallel
 
 _RULE = (
     "fraction * (total - peak + temporary_pool_bytes); min with max_tokens and max_gpu_total_bytes"
@@ -155,7 +156,8 @@ _QUANTIZATION = (
 )
 
 _PARALLEL = (
-    Knob("tensor_parallel_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
+    Knob("tensor_parallel_size", 1, "ranks", "argument", "always", _ONE_DEVICE,
+         tensor_parallel),
     Knob("pipeline_parallel_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
     Knob("context_parallel_size", 1, "ranks", "argument", "always", _ONE_DEVICE),
     Knob("moe_expert_parallel_size", None, "ranks", "argument", "None = 1", _ONE_DEVICE),

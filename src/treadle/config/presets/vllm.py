@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.config.presets import vllm_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, same, sets
+from treadle.config.presets.memory import tensor_parallel
 
 _RULE = "ceil(total*utilization) - measured_non_kv - graph_estimate"
 
@@ -177,7 +178,8 @@ _QUANTIZATION = (
 )
 
 _PARALLEL = (
-    Knob("tensor_parallel_size", 1, "GPUs", "config_class", "always", _ONE_DEVICE),
+    Knob("tensor_parallel_size", 1, "GPUs", "config_class", "always", _ONE_DEVICE,
+         tensor_parallel),
     Knob("pipeline_parallel_size", 1, "stages", "config_class", "always", _ONE_DEVICE),
     Knob("data_parallel_size", 1, "replicas", "config_class", "always", _ONE_DEVICE),
     Knob("enable_expert_parallel", False, "bool", "config_class", "always", _ONE_DEVICE),
