@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.world import Group, World, random_prompt
+from treadle.schedule.order.build import ORDERS
 from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
 
@@ -42,9 +43,25 @@ CASES = list(
 
 @pytest.mark.parametrize(("index", "depth", "groups"), CASES)
 def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
+    live(index, depth, groups, "fcfs")
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"fcfs"}))
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("groups", [CASES[0][2], CASES[3][2]], ids=["whole", "window"])
+def test_random_life_in_any_order(order: str, depth: int, groups: list[Group]) -> None:
+    live("radix", depth, groups, order)
+
+
+def live(index: str, depth: int, groups: list[Group], order: str) -> None:
     rng = random.Random(f"{index}{depth}{groups}")
     world = World(
-        index, groups=groups, depth=depth, rows=rng.randint(2, 5), budget=rng.randint(3, 20)
+        index,
+        groups=groups,
+        depth=depth,
+        rows=rng.randint(2, 5),
+        budget=rng.randint(3, 20),
+        order=order,
     )
     capacity = min(world.kv.capacity_tokens, world.window)
     salts = ["", "", "other"]
@@ -62,6 +79,7 @@ def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
                 salt=rng.choice(salts),
                 seed=rng.randrange(3),
                 params=params,
+                routing_key=rng.choice(["", "a", "b"]),
             )
         alive = [key for key in world.sent if key not in world.ends]
         if alive and rng.random() < 0.06:

@@ -16,7 +16,9 @@ from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.order import Fcfs
+from treadle.schedule.order.build import OrderParams, build_order
+from treadle.schedule.order.in_batch import InBatchCheck
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import (
     Delta,
@@ -30,6 +32,10 @@ from treadle.wire.plan import RowWork, StepPlan, StepResult
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB = 50
+
+ORDERING = OrderParams(check=InBatchCheck(2, 3), sort_limit=5)
+"""Thresholds that prompts of a few tokens meet."""
+
 EOS = 7
 ROOT = 12345
 
@@ -205,10 +211,11 @@ class World:
         budget: int = 16,
         scores: int = 3,
         worth_waiting: int = 3,
+        order: str = "fcfs",
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
-        waiting: Fcfs[Request] = Fcfs()
+        waiting: WaitingOrder[Request] = build_order(order, ORDERING)
         self.scheduler = build_scheduler(
             Limits(rows, budget, scores), waiting, self.kv, self.fence, worth_waiting=worth_waiting
         )
@@ -237,10 +244,18 @@ class World:
         salt: str = "",
         seed: int = 0,
         params: SamplingParams | None = None,
+        routing_key: str = "",
     ) -> str:
         key = f"r{len(self.sent)}"
         params = params or SamplingParams(max_tokens=8)
-        message = Generate(request_id=key, prompt=prompt, params=params, seed=seed, cache_salt=salt)
+        message = Generate(
+            request_id=key,
+            prompt=prompt,
+            params=params,
+            seed=seed,
+            cache_salt=salt,
+            routing_key=routing_key,
+        )
         self.sent[key] = message
         self.answers[key] = []
         self.scores[key] = []

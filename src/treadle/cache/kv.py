@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
-from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, Window
+from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, PrefixTree, Window
 from treadle.cache.radix import RadixPrefixCache
 from treadle.wire.plan import BlockEdit
 
@@ -81,6 +81,13 @@ class KVCache:
             if shortest == common:
                 return KVMatch(common, parts)
             common = shortest
+
+    def path(self, match: KVMatch) -> Sequence[object]:
+        """The match as nodes of the first index that is a tree; empty where none is."""
+        for group, part in zip(self.groups, match.parts, strict=True):
+            if isinstance(group, PrefixTree):
+                return group.path(part)
+        return ()
 
     def fits(self, match: KVMatch, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` beginning with `match` could get all blocks now."""

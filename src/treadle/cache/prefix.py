@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 NO_BLOCK = -1
 """In a block table: the position slid out of the window, or never had a block here."""
@@ -124,6 +124,16 @@ class PrefixCache(Protocol):
 
     def check(self, leases: Sequence[Lease]) -> None:
         """Assert the invariants, given all leases alive and no surplus outstanding."""
+        ...
+
+
+@runtime_checkable
+class PrefixTree(Protocol):
+    """An index in which a prefix is a way from the root."""
+
+    def path(self, match: Match) -> Sequence[object]:
+        """The nodes that a match passes; it may end in the middle of the last one's edge. Requests
+        that share nodes share the tokens of their edges."""
         ...
 
 

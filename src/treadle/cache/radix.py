@@ -96,6 +96,14 @@ class RadixPrefixCache:
                 return Match(at, blocks, evictable, _Place(child, shared))
             node = child
 
+    def path(self, match: Match) -> list[object]:
+        node, nodes = match.place.node, list[object]()
+        while node is not self._root:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
     def lease(self, match: Match, salt: str) -> Lease:
         place: _Place = match.place
         node = place.node

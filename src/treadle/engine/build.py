@@ -36,7 +36,7 @@ from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.order import Fcfs
+from treadle.schedule.order.fcfs import Fcfs
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
 

@@ -123,6 +123,11 @@ class Draft(Generic[R]):
         self.scores -= last - first
         return first, request.tokens[first + 1 : last + 1]
 
+    @property
+    def prefilled(self) -> int:
+        """Tokens of the step that are no decode of a row's newest."""
+        return sum(work.num_tokens for work in self._work if work.tokens is not None)
+
     def finish(self, step: int, leaves: list[int]) -> Flight[R]:
         """`leaves` are rows given up before, whose requests have no work here."""
         plan = StepPlan(step=step, leaves=leaves, joins=self._joins, work=self._work)

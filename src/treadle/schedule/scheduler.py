@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from treadle.schedule.counters import Counters
 from treadle.schedule.draft import Draft, Flight
-from treadle.schedule.order import WaitingOrder
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import Fence, Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Composition, Publication
@@ -68,6 +68,7 @@ class Scheduler(Generic[R]):
         return self._running.requests
 
     def add(self, request: R) -> None:
+        request.prefilled_before = self.counters.prefilled
         self._waiting.add(request)
 
     def finish(self, request: R) -> None:
@@ -86,6 +87,7 @@ class Scheduler(Generic[R]):
         if draft.is_empty:
             return None
         self.counters.computed_tokens += budget - draft.budget
+        self.counters.prefilled += draft.prefilled
         return draft.finish(self._fence.next_step, self._running.take_leaves())
 
     def settle(self, request: R, work: RowWork) -> None:

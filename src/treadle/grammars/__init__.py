@@ -1,0 +1,1 @@
+"""From a request's constraint to the tokens it allows next, whichever library decides."""

@@ -1,0 +1,25 @@
+"""What a constraint may cost: numbers, each with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+WHITESPACE = r"( |\n {0,16})?"
+"""Between the tokens of JSON, unless a request says otherwise: a model that leans towards blanks is
+made to go on, one that indents may do so eight levels of two deep."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerLimits:
+    """Of a GrammarCompiler. A refusal counts and is kept like a grammar."""
+
+    num_threads: int = 2
+    """Libraries let go of the interpreter while they compile; more would take the cores from the
+    forward pass."""
+    max_waiting: int = 256
+    """Different constraints that are compiled or wait for it."""
+    max_compile_s: float = 10.0
+    """A compilation that takes longer is refused; libraries' own limits end it sooner or later."""
+    max_cached: int = 1024
+    max_cached_bytes: int = 256 * 2**20
+    """Least recently wanted first out; what requests wait for stays."""
