@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
+from treadle.cache.eviction import EVICTIONS
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
 from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, PrefixTree, Window
 from treadle.cache.radix import RadixPrefixCache
 from treadle.wire.plan import BlockEdit
-
-INDEXES: Mapping[str, Callable[[int, int], PrefixCache]] = {
-    "none": NoPrefixCache,
-    "radix": RadixPrefixCache,
-    "hashed": HashedPrefixCache,
-}
 
 
 @dataclasses.dataclass
@@ -155,15 +150,20 @@ class KVCache:
 
 
 def build_prefix_cache(
-    kind: str, num_blocks: int, block_size: int, window: Window | None = None
+    kind: str,
+    num_blocks: int,
+    block_size: int,
+    window: Window | None = None,
+    *,
+    eviction: str = "lru",
 ) -> PrefixCache:
     """The index of one group. A sliding window is kept by the hash index under either kind: a tree
-    would hold on to whole paths."""
-    if window is None:
-        return INDEXES[kind](num_blocks, block_size)
+    would hold on to whole paths. `eviction` is the radix tree's; the others have one way each."""
     if kind == "none":
         return NoPrefixCache(num_blocks, block_size, window)
-    return HashedPrefixCache(num_blocks, block_size, window)
+    if kind == "hashed" or window is not None:
+        return HashedPrefixCache(num_blocks, block_size, window)
+    return RadixPrefixCache(num_blocks, block_size, EVICTIONS[eviction])
 
 
 def _num_held(match: Match) -> int:

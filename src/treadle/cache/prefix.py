@@ -51,6 +51,8 @@ class Lease:
     """Leading tokens whose blocks are in the index; a multiple of the block size."""
     anchor: Any = None
     """Where the published part ends in the index; private to the index."""
+    priority: int = 0
+    """How much what it publishes is worth keeping, for an index that evicts by it."""
 
 
 class Published(NamedTuple):
@@ -75,6 +77,8 @@ class PrefixCache(Protocol):
     num_blocks: int
     version: int
     """Grows with whatever may make a match found before another one, or invalid."""
+    num_evicted: int
+    """Cached blocks that had to make room for others, since the start."""
 
     @property
     def capacity_tokens(self) -> int:
