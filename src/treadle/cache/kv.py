@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from treadle.cache.block_tree import BlockTreePrefixCache, PartialReuse
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
 from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, PrefixTree, Window
@@ -15,6 +16,7 @@ INDEXES: Mapping[str, Callable[[int, int], PrefixCache]] = {
     "none": NoPrefixCache,
     "radix": RadixPrefixCache,
     "hashed": HashedPrefixCache,
+    "block-tree": BlockTreePrefixCache,
 }
 
 
@@ -167,10 +169,16 @@ class KVCache:
 
 
 def build_prefix_cache(
-    kind: str, num_blocks: int, block_size: int, window: Window | None = None
+    kind: str,
+    num_blocks: int,
+    block_size: int,
+    window: Window | None = None,
+    partial_reuse: PartialReuse | None = None,
 ) -> PrefixCache:
-    """The index of one group. A sliding window is kept by the hash index under either kind: a tree
-    would hold on to whole paths."""
+    """The index of one group. A sliding window is kept by the hash index under every kind: a tree
+    would hold on to whole paths. `partial_reuse` is for the block tree."""
+    if window is None and partial_reuse is not None:
+        return BlockTreePrefixCache(num_blocks, block_size, partial_reuse)
     if window is None:
         return INDEXES[kind](num_blocks, block_size)
     if kind == "none":
