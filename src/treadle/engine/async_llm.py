@@ -44,7 +44,9 @@ class AsyncLLM:
     """One model, ready to answer. A consumer that stops, by leaving its loop, cancellation or an
     error, ends its request within a step."""
 
-    def __init__(self, model: str = "demo", *, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, seed: int | None = None, **settings: Any
+    ) -> None:
         """As for `LLM`. Blocks while the model loads: inside a coroutine, use asyncio.to_thread."""
         self._asking = Asking(seed)
         self._session = Session(model, settings)

@@ -44,8 +44,11 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """One model, ready to answer. Calls from several threads share the engine's steps."""
 
-    def __init__(self, model: str = "demo", *, seed: int | None = None, **settings: Any) -> None:
-        """`settings` are the fields of `config.settings`, as on the command line.
+    def __init__(
+        self, model: str | None = None, *, seed: int | None = None, **settings: Any
+    ) -> None:
+        """`settings` are the fields of `config.settings`, as on the command line, and `preset` and
+        `config`, a TOML file. The model is the argument, else the file's, else the demo.
 
         With a `seed`, sampled answers are those of the same calls in the same order in another run;
         a request's own seed goes before it. Raises StartError when the model, a setting or the
@@ -71,6 +74,11 @@ class LLM:
     def close(self) -> None:
         """Stop threads and free the memory; calls fail from then on, also those in progress."""
         self._session.close()
+
+    @property
+    def model(self) -> str:
+        """What the model was asked for by."""
+        return self._session.model
 
     @property
     def startup(self) -> list[Progress]:
