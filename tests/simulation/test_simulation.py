@@ -27,7 +27,7 @@ CALLS: list[Callable[[int], Pause | Resume | ResetCache]] = [
 
 CASES = list(
     itertools.product(
-        ["none", "radix", "hashed"],
+        ["none", "radix", "hashed", "block-tree", "block-tree without copies"],
         [0, 1],
         [
             [Group(48, 1)],
@@ -110,6 +110,13 @@ def live(index: str, depth: int, groups: list[Group], order: str) -> None:
     # Requests that keep only a window seldom outgrow what they were admitted with.
     assert world.scheduler.counters.preemptions > 0 or all(group.window for group in groups)
     assert (world.scheduler.counters.prefix_hits > 0) == (index != "none")
+    assert (world.num_copies > 0) == (index == "block-tree" and _part_blocks(groups))
+
+
+def _part_blocks(groups: list[Group]) -> bool:
+    """Whether part of a block can be found again: where every group finds all to the token."""
+    whole = all(group.block_size == 1 or group.window is None for group in groups)
+    return whole and any(group.block_size > 1 for group in groups)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -9,6 +9,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
@@ -94,7 +95,9 @@ class Group:
 
     def build(self, index: str, budget: int) -> PrefixCache:
         window = None if self.window is None else Window(self.window, budget)
-        return build_prefix_cache(index, self.num_blocks, self.block_size, window)
+        kind, _, without = index.partition(" without ")
+        partial = PartialReuse(copies=without != "copies") if kind == "block-tree" else None
+        return build_prefix_cache(kind, self.num_blocks, self.block_size, window, partial)
 
 
 class DigestRunner:
@@ -118,6 +121,9 @@ class DigestRunner:
             self._history[join.row] = {}
             for tables in self._tables:
                 tables[join.row] = {}
+        for copy in plan.copies:
+            memory = self._memory[copy.group]
+            memory[copy.target] = list(memory[copy.source])
         for work in plan.work:
             for edit in work.edits:
                 table = self._tables[edit.group][work.row]
@@ -234,6 +240,9 @@ class World:
         self.cached: dict[str, int] = {}
         self.scores: dict[str, list[tuple[int, float]]] = {}
         self.done: dict[int, bool] = {}
+        self.num_copies = 0
+        self._written: dict[int, set[tuple[int, int]]] = {}
+        """By step in flight: (group, block)."""
         self._named: dict[int, dict[Request, set[tuple[int, int]]]] = {}
         self._watch_plans()
 
@@ -314,7 +323,7 @@ class World:
 
     def _watch_plans(self) -> None:
         """Assert the lifetime rule on each plan: a block it writes is named by no other request's
-        step in flight; and the limits of a step."""
+        step in flight, nor written by one a block that it copies; and the limits of a step."""
         plan = self.scheduler.plan
 
         def watched() -> object:
@@ -330,12 +339,19 @@ class World:
             )
             settled = self.fence.next_step - 1 - self.fence.in_flight
             self._named = {step: n for step, n in self._named.items() if step > settled}
+            self._written = {step: n for step, n in self._written.items() if step > settled}
+            for copy in flight.plan.copies:
+                self.num_copies += 1
+                source = (copy.group, copy.source)
+                assert all(source not in blocks for blocks in self._written.values())
+            written = self._written[flight.plan.step] = set()
             for request, work in zip(flight.requests, flight.plan.work, strict=True):
                 for group, part in enumerate(request.lease.parts):
                     size = self.kv.groups[group].block_size
                     end = work.start + work.num_tokens
                     for index in range(work.start // size, -(-end // size)):
                         self._assert_free(request, (group, part.blocks[index]))
+                        written.add((group, part.blocks[index]))
             self._named[flight.plan.step] = {
                 request: {
                     (group, block)

@@ -31,9 +31,10 @@ class Match(NamedTuple):
     """The longest known prefix. Valid until the cache next changes."""
 
     num_tokens: int
-    """A multiple of the block size."""
+    """A multiple of the block size, unless the index can go on with part of a block."""
     blocks: list[int]
-    """One per block of the prefix; NO_BLOCK where the window no longer reaches."""
+    """One per block of the prefix that will be held as it is; NO_BLOCK where the window no longer
+    reaches."""
     num_evictable: int
     """How many of `blocks` nobody holds, so that leasing them lowers `num_available`."""
     place: Any = None
@@ -51,6 +52,9 @@ class Lease:
     """Leading tokens whose blocks are in the index; a multiple of the block size."""
     anchor: Any = None
     """Where the published part ends in the index; private to the index."""
+    copy: tuple[int, int] | None = None
+    """The last of the matched blocks is the lease's own, the second of these: the first, which
+    others hold or go on from, is to be copied into it before the lease's first step."""
 
 
 class Published(NamedTuple):

@@ -205,7 +205,7 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     ]
     program = model.record(backend.recorder(inputs, pools))
     sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
-    runner = Runner(backend, program, inputs, [spec.block_size for spec in specs], sampler)
+    runner = Runner(backend, program, inputs, pools, sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)

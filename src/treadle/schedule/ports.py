@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from treadle.wire.plan import BlockEdit, RowJoin
+from treadle.wire.plan import BlockCopy, BlockEdit, RowJoin
 
 
 class KVMatch(Protocol):
@@ -41,6 +41,7 @@ class KV(Protocol):
     def path(self, match: Any) -> Sequence[object]: ...
     def fits(self, match: Any, num_tokens: int) -> bool: ...
     def lease(self, match: Any, salt: str) -> tuple[Any, list[BlockEdit]]: ...
+    def take_copies(self) -> list[BlockCopy]: ...
     def grow(self, lease: Any, num_tokens: int) -> list[BlockEdit] | None: ...
     def publish(
         self, lease: Any, tokens: Sequence[int], num_computed: int, *, decode: bool

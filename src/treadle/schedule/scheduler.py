@@ -88,7 +88,8 @@ class Scheduler(Generic[R]):
             return None
         self.counters.computed_tokens += budget - draft.budget
         self.counters.prefilled += draft.prefilled
-        return draft.finish(self._fence.next_step, self._running.take_leaves())
+        leaves, copies = self._running.take_leaves(), self._running.kv.take_copies()
+        return draft.finish(self._fence.next_step, leaves, copies)
 
     def settle(self, request: R, work: RowWork) -> None:
         """The work's tokens have KV now: others may find their blocks."""
