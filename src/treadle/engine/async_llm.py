@@ -101,6 +101,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        priority: int | None = None,
         cache_salt: str = "",
     ) -> Outputs:
         """The answers to one prompt as they come; what each output holds, `output_kind` says.
@@ -110,7 +111,7 @@ class AsyncLLM:
         `request_id` that is in use.
         """
         accept: Accept = lambda frontend, params: accept_prompt(  # noqa: E731
-            frontend, read_prompt(prompt), params, cache_salt
+            frontend, read_prompt(prompt), params, cache_salt, priority
         )
         return self._outputs(accept, sampling_params, request_id)
 

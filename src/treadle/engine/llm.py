@@ -27,6 +27,7 @@ from treadle.engine.asking import (
     accept_prompt,
     conversations_of,
     default_params,
+    priorities_of,
 )
 from treadle.engine.gauges import Metric, metrics_of
 from treadle.engine.outputs import Answers, RequestOutput, StreamPiece
@@ -108,20 +109,23 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue one prompt or each of several; answers in the order of the prompts.
 
         A prompt is a text, token ids (a list, or an array of one dimension), or a mapping with
-        `prompt` or `prompt_token_ids`. Raises a RequestError, and leaves nothing running, if any
-        prompt or parameter is wrong. A bar shows progress if standard error is a terminal.
+        `prompt` or `prompt_token_ids`. `priority` has one for each prompt. Raises a RequestError,
+        and leaves nothing running, if any prompt or parameter is wrong. A bar shows progress if
+        standard error is a terminal.
         """
         loop = self._session.loop
         given = read_prompts(prompts)
         params = self._asking.params(self._frontend, sampling_params, len(given))
+        places = priorities_of(priority, len(given))
         asked = [
-            accept_prompt(self._frontend, one, own, cache_salt)
-            for one, own in zip(given, params, strict=True)
+            accept_prompt(self._frontend, one, own, cache_salt, place)
+            for one, own, place in zip(given, params, places, strict=True)
         ]
         return loop.run(lambda: self._answer(asked, use_tqdm))
 
