@@ -19,6 +19,7 @@ from treadle.config.settings import (
     EngineSettings,
     Given,
     ModelSettings,
+    OrderSettings,
     RuntimeSettings,
     ScheduleSettings,
 )
@@ -31,6 +32,7 @@ ASKED = EngineSettings(
         prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_memory_fraction=0.3
     ),
     schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
+    order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
     runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
 )
 
@@ -91,6 +93,14 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_seqs": [None, 2, 5000],
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
+    "user.order.order": [None, "fcfs", "priority"],
+    "user.order.priorities": [None, "abort", "count"],
+    "user.order.low_priority_values_first": [None, True, False],
+    "user.order.missing_priority": [None, "zero", "worst"],
+    "user.order.in_batch_check_threshold": [None, -1],
+    "user.order.in_batch_share_threshold": [None, 5],
+    "user.order.sort_limit": [None, 9],
+    "user.order.order_seed": [None, 5],
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
@@ -125,6 +135,7 @@ OTHERS: dict[str, list[Any]] = {
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],
+    "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
 }
 """Path → values to try in its place."""

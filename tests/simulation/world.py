@@ -15,6 +15,7 @@ from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
+from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
@@ -33,6 +34,8 @@ from treadle.wire.plan import RowWork, StepPlan, StepResult
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB = 50
+
+COUNTING = Priorities("count")
 
 ORDERING = OrderParams(check=InBatchCheck(2, 3), sort_limit=5)
 """Thresholds that prompts of a few tokens meet."""
@@ -220,6 +223,7 @@ class World:
         scores: int = 3,
         worth_waiting: int = 3,
         order: str = "fcfs",
+        priorities: Priorities = COUNTING,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
@@ -233,6 +237,7 @@ class World:
             max_model_len=self.window,
             eos_token_ids=(EOS,),
             overlap_depth=depth,
+            priorities=priorities,
         )
         executor = LateExecutor(DigestRunner(groups, rows))
         self.engine = Engine(served, self.scheduler, self.kv, self.fence, executor)
@@ -255,6 +260,7 @@ class World:
         salt: str = "",
         seed: int = 0,
         params: SamplingParams | None = None,
+        priority: int | None = None,
         routing_key: str = "",
     ) -> str:
         key = f"r{len(self.sent)}"
@@ -265,6 +271,7 @@ class World:
             params=params,
             seed=seed,
             cache_salt=salt,
+            priority=priority,
             routing_key=routing_key,
         )
         self.sent[key] = message

@@ -7,9 +7,9 @@ what runs anyway is taken; one whose feature is absent is refused by name. None 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from treadle.config.settings import KVMemoryRule
+from treadle.config.settings import KVMemoryRule, OrderName
 from treadle.errors import StartError
 
 Takes = Literal["value", "nothing", "values"]
@@ -57,7 +57,6 @@ _WEIGHTS = "weights are used as the file has them"
 _CODE = "a model's files are data here, and none of their code is run"
 _TLS = "TLS is for a proxy in front of the server"
 _GPU = "there are no kernels for GPUs yet"
-_ORDER = "requests are admitted first come, first served; other orders are not there yet"
 _ATTENTION = "each backend has one attention of its own"
 _DEVICES = "several devices are not there yet"
 _TOKENIZER = "texts and tokens go through the model's own tokenizer"
@@ -65,7 +64,11 @@ _SEED = "a seed is a request's: without one its tokens are drawn anew each time"
 _LOG = "the log has one level"
 _GENERATES = "models generate here; embeddings and scores are not there yet"
 _ONE = {"1": None}
-_FCFS = {"fcfs": None}
+_ORDERS: dict[str, Any] = {
+    # Left open, for priorities may make another of it.
+    "fcfs": None,
+    **{name: name for name in get_args(OrderName) if name not in ("fcfs", "priority")},
+}
 _KV_TYPES = {
     "auto": None,
     "float16": "f16",
@@ -115,6 +118,12 @@ _SAME = (
     Alias("disable_overlap_schedule", S, "overlap_depth", fixed=0, takes="nothing"),
     Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
     Alias("t", L, "threads"),
+    Alias("scheduling_policy", V, "order", values={"fcfs": None, "priority": "priority"}),
+    Alias("schedule_policy", S, "order", values=_ORDERS),
+    Alias("enable_priority_scheduling", S, "priorities", fixed="count", takes="nothing"),
+    Alias("abort_on_priority_when_disabled", S, "priorities", fixed="abort", takes="nothing"),
+    Alias("schedule_low_priority_values_first", S, "low_priority_values_first", fixed=True,
+          takes="nothing"),
     Alias("model_path", S, "model"),
     Alias("m", L, "model"),
     Alias("hf_repo", L, "model"),
@@ -133,8 +142,6 @@ _ALWAYS = (
     Alias("enable_cache_report", S, fixed=True, takes="nothing", note="always so"),
     Alias("enable_metrics", S, fixed=True, takes="nothing", note="always so"),
     Alias("jinja", L, fixed=True, takes="nothing", note="always so"),
-    Alias("scheduling_policy", V, values=_FCFS, note=_ORDER),
-    Alias("schedule_policy", S, values=_FCFS, note=_ORDER),
     Alias("load_format", f"{V}, {S}", values={"auto": None, "safetensors": None, "gguf": None},
           note="the file says its format"),
     Alias("dtype", f"{V}, {S}", values={"auto": None}, note=_WEIGHTS),
@@ -195,7 +202,6 @@ _ABSENT = (
     Alias("enable_auto_tool_choice", V, takes="nothing", note=_TOOLS),
     Alias("enable_expert_parallel", V, takes="nothing", note=_DEVICES),
     Alias("enable_dp_attention", S, takes="nothing", note=_DEVICES),
-    Alias("enable_priority_scheduling", S, takes="nothing", note=_ORDER),
     Alias("enable_sleep_mode", V, takes="nothing",
           note="memory is not given back while the server runs"),
     Alias("ssl_keyfile", f"{V}, {S}", note=_TLS),

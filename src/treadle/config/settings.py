@@ -20,6 +20,12 @@ Usage = Literal["server", "offline"]
 KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
 """What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
 
+OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"]
+"""In which order waiting requests are looked at: `schedule.order`."""
+
+PriorityRule = Literal["ignore", "refuse", "abort", "count"]
+"""What becomes of a request's priority: `engine.priorities`."""
+
 Source = Literal[
     "argument",
     "config file",
@@ -103,6 +109,43 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
     ] = None
+
+
+class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    order: Annotated[
+        OrderName | None, Meta(description="In which order waiting requests are looked at.")
+    ] = None
+    priorities: Annotated[
+        PriorityRule | None,
+        Meta(
+            description="What a request's priority does: nothing, a refusal with 400 (refuse) or"
+            " 503 (abort), or it counts."
+        ),
+    ] = None
+    low_priority_values_first: Annotated[
+        bool | None,
+        Meta(description="Whether smaller priorities are more important (vLLM), or larger."),
+    ] = None
+    missing_priority: Annotated[
+        Literal["zero", "worst"] | None,
+        Meta(description="The priority of a request that has none: 0 (vLLM), or the worst."),
+    ] = None
+    in_batch_check_threshold: Annotated[
+        int | None,
+        Meta(
+            description="lpm, hrrn: waiting requests with at most so many cached tokens are"
+            " compared with each other; -1: none."
+        ),
+    ] = None
+    in_batch_share_threshold: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: one that shares so many tokens with an earlier one waits."),
+    ] = None
+    sort_limit: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: with more waiting, first come, first served."),
+    ] = None
+    order_seed: Annotated[int | None, Meta(description="What the random order draws from.")] = None
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,4 +264,5 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
+    order: OrderSettings = msgspec.field(default_factory=OrderSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)

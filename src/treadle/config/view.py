@@ -22,7 +22,9 @@ from treadle.config.settings import (
     EngineSettings,
     KVMemoryRule,
     KVType,
+    OrderName,
     PrefixCacheKind,
+    PriorityRule,
     Source,
 )
 
@@ -49,6 +51,14 @@ class Settled:
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    order: OrderName
+    priorities: PriorityRule
+    low_priority_values_first: bool
+    missing_priority: str
+    in_batch_check_threshold: int
+    in_batch_share_threshold: int
+    sort_limit: int
+    order_seed: int
     backend: BackendName
     isa: str
     threads: int

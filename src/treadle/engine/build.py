@@ -26,6 +26,7 @@ from treadle.config.resolve import Resolved, RuntimeValues, resolve
 from treadle.config.settings import EngineSettings
 from treadle.engine.admission import Served
 from treadle.engine.loop import Engine
+from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
 from treadle.engine.trial import measure_step_bytes
 from treadle.errors import StartError
@@ -36,7 +37,9 @@ from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.order.fcfs import Fcfs
+from treadle.schedule.order.build import OrderParams, build_order
+from treadle.schedule.order.in_batch import InBatchCheck
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
 
@@ -70,6 +73,7 @@ class Parts:
             max_model_len=self.resolved.model.max_model_len,
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
+            priorities=Priorities.of(self.resolved.order),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
@@ -209,9 +213,14 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     kv = _kv_cache(resolved, card)
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
-    waiting: Fcfs[Request] = Fcfs()
-    scheduler = build_scheduler(bounds, waiting, kv, fence)
+    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
+
+
+def _waiting(resolved: Resolved) -> WaitingOrder[Request]:
+    order = resolved.order
+    check = InBatchCheck(order.in_batch_check_threshold, order.in_batch_share_threshold)
+    return build_order(order.order, OrderParams(check, order.sort_limit, order.order_seed))
 
 
 def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:

@@ -21,7 +21,7 @@ from treadle.engine.admission import Served, longest_answer, nothing_to_choose
 from treadle.engine.gate import Gate
 from treadle.engine.replies import Replies
 from treadle.engine.request import Request
-from treadle.errors import InvalidRequest, RequestError
+from treadle.errors import InvalidRequest, OverloadError, RequestError
 from treadle.kernels.ops import NO_TOKEN
 from treadle.runner.executor import Executor
 from treadle.schedule.draft import Flight
@@ -152,8 +152,9 @@ class Engine:
             if message.request_id in self._requests:
                 raise InvalidRequest("this request id is in use", param="request_id")
             longest = longest_answer(message, self._served, self._kv.capacity_tokens)
-            request = Request.of(message, longest, time.monotonic())
-        except RequestError as error:
+            rank = self._served.priorities.rank(message.priority)
+            request = Request.of(message, longest, time.monotonic(), rank)
+        except (RequestError, OverloadError) as error:
             self._replies.failure(message.request_id, error)
             return
         self._num_prompt_tokens += request.num_prompt

@@ -329,6 +329,8 @@ def _error_of(failed: Failed) -> TreadleError:
     kind: type[TreadleError] = EngineError
     if failed.status == OverloadError.status:
         kind = OverloadError
+    elif failed.status == InvalidRequest.status:
+        kind = InvalidRequest
     elif failed.status < EngineError.status:
         kind = RequestError
     error = kind(failed.message, param=failed.param)

@@ -62,7 +62,7 @@ _SCHEDULER = (
          "argument default; its enforcement on the PyTorch path was not checked",
          absent("the window bounds prompts")),
     Knob("max_beam_width", 1, "beams", "argument", "always", absent("beam search")),
-    Knob("policy", "fcfs", "enum", "data_structure", "waiting queue order", axis("order")),
+    Knob("policy", "fcfs", "enum", "data_structure", "waiting queue order", sets("order")),
     Knob("mixed_context_generation", True, "bool", "data_structure",
          "both lists run in one iteration", axis("composition")),
     Knob("batch_wait_timeout_ms", 0, "ms", "argument", "always", _AT_ONCE),
@@ -71,7 +71,7 @@ _SCHEDULER = (
          _AT_ONCE),
     Knob("stream_interval", 1, "tokens", "argument", "always", same("every token is sent")),
     Knob("priority_scheduling", "not available on the default path", "state", "data_structure",
-         "always", same("there are no priorities")),
+         "always", same("priorities are refused")),
 )
 
 _PREFIX_CACHE = (

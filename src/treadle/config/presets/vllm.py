@@ -50,7 +50,7 @@ _KV_BUDGET = (
 )
 
 _SCHEDULER = (
-    Knob("policy", "fcfs", "enum fcfs|priority", "config_class", "always", axis("order")),
+    Knob("policy", "fcfs", "enum fcfs|priority", "config_class", "always", sets("order")),
     Knob("max_num_batched_tokens",
          {"offline_LLM_ge_70GiB_not_A100": 16384, "api_server_ge_70GiB_not_A100": 8192,
           "offline_LLM_other": 8192, "api_server_other": 2048, "no_usage_context": 2048}, "tokens",
