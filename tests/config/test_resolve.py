@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -55,7 +57,13 @@ def test_what_is_asked_for_holds() -> None:
     asked = EngineSettings(
         model=ModelSettings(max_model_len=1000),
         cache=CacheSettings(
-            prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_cache_memory_bytes=10**7
+            prefix_cache="hashed",
+            eviction_policy="free-queue",
+            publication="postpone",
+            prefix_wait_tokens=7,
+            block_size=32,
+            kv_dtype="f32",
+            kv_cache_memory_bytes=10**7,
         ),
         schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
         order=OrderSettings(
@@ -74,6 +82,8 @@ def test_what_is_asked_for_holds() -> None:
     assert resolved.model.max_model_len == 1000
     cache, schedule = resolved.cache, resolved.schedule
     assert (cache.prefix_cache, cache.block_size, cache.kv_dtype) == ("hashed", 32, "f32")
+    assert (cache.eviction_policy, cache.publication) == ("free-queue", "postpone")
+    assert cache.prefix_wait_tokens == 7
     assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
@@ -233,3 +243,36 @@ def test_orders_by_prefix_need_an_index(order: OrderName) -> None:
     )
     with pytest.raises(StartError, match=f"waiting order {order} needs prefix index radix"):
         resolve(settings, FACTS, MACHINE)
+
+
+def sharing(preset: PresetName = "treadle", **cache: Any) -> tuple[str, str, int]:
+    asked = EngineSettings(preset=preset, cache=CacheSettings(**cache))
+    values = resolve(asked, FACTS, MACHINE).cache
+    return values.eviction_policy, values.publication, values.prefix_wait_tokens
+
+
+def test_how_prefixes_are_shared_and_evicted_follows_from_preset_and_index() -> None:
+    assert sharing() == ("lru", "at-chunk-end", 64)
+    assert sharing(eviction_policy="slru", publication="postpone") == ("slru", "postpone", 16)
+    assert sharing(prefix_cache="hashed") == ("free-queue", "at-chunk-end", 64)
+    assert sharing(prefix_cache="none")[0] == "none"
+    assert sharing("vllm") == ("free-queue", "at-plan", 0)
+    assert sharing("vllm", prefix_cache="radix") == ("lru", "at-chunk-end", 64)
+    assert sharing("sglang") == ("lru", "at-chunk-end", 0)
+    assert sharing("trtllm", prefix_wait_tokens=100)[1:] == ("postpone", 100)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        ({"prefix_cache": "hashed", "eviction_policy": "lfu"}, "eviction lfu needs .* radix, not"),
+        ({"publication": "at-plan"}, "at-plan needs prefix index hashed or none, not radix"),
+        (
+            {"prefix_cache": "hashed", "publication": "at-plan", "prefix_wait_tokens": 5},
+            "prefix_wait_tokens is 5; publication is at-plan, where nobody waits",
+        ),
+    ],
+)
+def test_what_is_shared_must_compose(cache: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        sharing(**cache)

@@ -29,6 +29,8 @@ class Schedule:
     """One way to serve a set of requests."""
 
     index: str = "none"
+    eviction: str | None = None
+    publication: str | None = None
     block_size: int = 16
     kv_tokens: int = 4096
     rows: int = 1
@@ -45,9 +47,14 @@ class Schedule:
 def random_schedule(rng: random.Random, longest: int) -> Schedule:
     """Small pools, odd chunks, every index: whatever could move a bit."""
     rows = rng.choice([1, 2, 3, 8])
+    index = rng.choice(["none", "radix", "hashed"])
     return Schedule(
-        index=rng.choice(["none", "radix", "hashed"]),
-        block_size=rng.choice([1, 16, 32]),
+        index=index,
+        eviction=rng.choice(["lru", "lfu", "slru", "priority"]) if index == "radix" else None,
+        publication=rng.choice(
+            [None, "postpone", "at-chunk-end" if index == "radix" else "at-plan"]
+        ),
+        block_size=rng.choice([1, 2, 4, 8, 16, 32, 64]),
         kv_tokens=longest + rng.choice([32, 64, 200, 4000]),
         rows=rows,
         budget=rng.choice([rows, rows + 4, 17, 33, 64, 100, 512]),
@@ -105,6 +112,8 @@ def start(
         model=ModelSettings(max_model_len=schedule.window),
         cache=CacheSettings(
             prefix_cache=schedule.index,  # type: ignore[arg-type]
+            eviction_policy=schedule.eviction,  # type: ignore[arg-type]
+            publication=schedule.publication,  # type: ignore[arg-type]
             block_size=schedule.block_size,  # type: ignore[arg-type]
             kv_dtype=kv_dtype,  # type: ignore[arg-type]
             kv_cache_memory_bytes=schedule.kv_tokens * per_token,

@@ -28,9 +28,14 @@ REQUIREMENTS = (
     Requirement("order", "lpm", "prefix_index", ("radix", "hashed", "block-tree")),
     Requirement("order", "hrrn", "prefix_index", ("radix", "hashed", "block-tree")),
     Requirement("order", "dfs-weight", "prefix_index", ("radix", "block-tree")),
-    Requirement("eviction", "lfu", "prefix_index", ("radix",)),
-    Requirement("eviction", "slru", "prefix_index", ("radix",)),
-    Requirement("prefix_index", "hashed", "eviction", ("free-queue",)),
+    *(
+        Requirement("eviction", policy, "prefix_index", ("radix",))
+        for policy in ("lru", "lfu", "slru", "priority", "fifo", "filo", "mru")
+    ),
+    Requirement("eviction", "free-queue", "prefix_index", ("hashed",)),
+    Requirement("eviction", "priority-lru", "prefix_index", ("block-tree",)),
+    Requirement("eviction", "none", "prefix_index", ("none",)),
+    Requirement("publication", "at-plan", "prefix_index", ("hashed", "none")),
 )
 
 

@@ -19,12 +19,14 @@ from treadle.config.rules import RULES
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    EvictionPolicy,
     KVMemoryRule,
     KVType,
     OrderName,
     PrefixCacheKind,
     PresetName,
     PriorityRule,
+    PublicationName,
     Source,
 )
 from treadle.config.view import Choice, View, this_device, watch
@@ -45,7 +47,10 @@ class ModelValues(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
+    eviction_policy: EvictionPolicy
     block_size: int
+    publication: PublicationName
+    prefix_wait_tokens: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule
     kv_memory_fraction: float

@@ -11,6 +11,22 @@ import msgspec
 from msgspec import Meta
 
 PrefixCacheKind = Literal["none", "radix", "hashed"]
+EvictionPolicy = Literal[
+    "lru",
+    "lfu",
+    "slru",
+    "priority",
+    "fifo",
+    "filo",
+    "mru",
+    "free-queue",
+    "priority-lru",
+    "none",
+]
+"""The first seven are a radix tree's; each other index has one of its own."""
+
+PublicationName = Literal["at-plan", "at-chunk-end", "postpone"]
+BlockSize = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
@@ -40,6 +56,7 @@ Source = Literal[
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 RowCount = Annotated[int, Meta(ge=1, le=2**16)]
@@ -79,9 +96,25 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
-    block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
-        None
-    )
+    eviction_policy: Annotated[
+        EvictionPolicy | None,
+        Meta(description="Which cached prefix makes room first; lru to mru are the radix tree's."),
+    ] = None
+    publication: Annotated[
+        PublicationName | None,
+        Meta(
+            description="When others find what a request computes: once a step is planned (vLLM),"
+            " once it has ended (SGLang), or so too, and who would find more waits (TensorRT-LLM)."
+        ),
+    ] = None
+    prefix_wait_tokens: Annotated[
+        NotNegative | None,
+        Meta(
+            description="A request waits for another to compute what both begin with, if it is so"
+            " many tokens; 0: never."
+        ),
+    ] = None
+    block_size: Annotated[BlockSize | None, Meta(description="Tokens per KV block.")] = None
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
         AtLeastOne | None, Meta(description="Memory for K and V, in bytes.")

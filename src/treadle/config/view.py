@@ -20,11 +20,13 @@ from treadle.config.hardware import Hardware
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    EvictionPolicy,
     KVMemoryRule,
     KVType,
     OrderName,
     PrefixCacheKind,
     PriorityRule,
+    PublicationName,
     Source,
 )
 
@@ -42,6 +44,9 @@ class Settled:
 
     max_model_len: int
     prefix_cache: PrefixCacheKind
+    eviction_policy: EvictionPolicy
+    publication: PublicationName
+    prefix_wait_tokens: int
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule

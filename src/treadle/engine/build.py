@@ -40,6 +40,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
 
@@ -213,7 +214,8 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     kv = _kv_cache(resolved, card)
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
-    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence)
+    sharing = Sharing(resolved.cache.publication, resolved.cache.prefix_wait_tokens)
+    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence, sharing=sharing)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
 
 
@@ -234,7 +236,9 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
     ]
     return KVCache(
         [
-            build_prefix_cache(cache.prefix_cache, count, cache.block_size, window)
+            build_prefix_cache(
+                cache.prefix_cache, count, cache.block_size, window, eviction=cache.eviction_policy
+            )
             for count, window in zip(cache.num_blocks, windows, strict=True)
         ]
     )

@@ -10,15 +10,12 @@ from treadle.schedule.entrance import Entrance
 from treadle.schedule.growth import Growth
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import KV, Fence, Schedulable
-from treadle.schedule.publication.at_chunk_end import AtChunkEnd
+from treadle.schedule.publication.build import Sharing, build_publication
 from treadle.schedule.running import Running
 from treadle.schedule.scheduler import Limits, Scheduler, Strategies
 from treadle.schedule.shortage.preempt_newest import PreemptNewest
 
 R = TypeVar("R", bound=Schedulable)
-
-WORTH_WAITING = 64
-"""Computing fewer tokens twice costs less than the part of a step that stays empty meanwhile."""
 
 
 def build_scheduler(
@@ -27,10 +24,10 @@ def build_scheduler(
     kv: KV,
     fence: Fence,
     *,
-    worth_waiting: int = WORTH_WAITING,
+    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
 ) -> Scheduler[R]:
     running: Running[R] = Running(limits.max_num_seqs, kv, fence)
-    publication: AtChunkEnd[R] = AtChunkEnd(running, fence, worth_waiting)
+    publication = build_publication(sharing, running, fence)
     growth = Growth(running, waiting, PreemptNewest(running))
     entrance = Entrance(waiting, running, Stepwise(kv), publication)
     composition = Unified(running, growth, entrance)

@@ -10,6 +10,8 @@ class Counters:
     """Only ever grows."""
 
     preemptions: int = 0
+    postponements: int = 0
+    """Times a waiting request was passed over for what another was about to compute."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     computed_tokens: int = 0
