@@ -33,7 +33,9 @@ ASKED = EngineSettings(
     ),
     schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
     order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
-    runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
+    runtime=RuntimeSettings(
+        backend="native", isa="portable", threads=7, grammar_backend="outlines"
+    ),
 )
 
 FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
@@ -104,6 +106,7 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
     "model.weights_bytes": [2**20, 2**31],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -68,7 +70,7 @@ def test_what_is_asked_for_holds() -> None:
             sort_limit=6,
             order_seed=7,
         ),
-        runtime=RuntimeSettings(backend="torch", threads=7),
+        runtime=RuntimeSettings(backend="torch", threads=7, grammar_backend="none"),
     )
     resolved = resolve(asked, FACTS, MACHINE)
     assert resolved.model.max_model_len == 1000
@@ -78,7 +80,8 @@ def test_what_is_asked_for_holds() -> None:
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
     assert msgspec.structs.asdict(resolved.order) == msgspec.structs.asdict(asked.order)
-    assert (resolved.runtime.backend, resolved.runtime.threads) == ("torch", 7)
+    runtime = resolved.runtime
+    assert (runtime.backend, runtime.threads, runtime.grammar_backend) == ("torch", 7, "none")
     others = {"isa", "kv_memory_rule", "kv_memory_fraction", "num_blocks"}
     sources = {name: reason.source for name, reason in resolved.reasons.items()}
     assert {name for name, source in sources.items() if source != "argument"} == others
@@ -233,3 +236,21 @@ def test_orders_by_prefix_need_an_index(order: OrderName) -> None:
     )
     with pytest.raises(StartError, match=f"waiting order {order} needs prefix index radix"):
         resolve(settings, FACTS, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("preset", "asked", "backend", "source"),
+    [
+        ("treadle", None, "llguidance", "default"),
+        ("vllm", None, "llguidance", "default"),
+        ("sglang", None, "llguidance", "default"),
+        ("trtllm", None, "none", "preset"),
+        ("trtllm", "auto", "llguidance", "argument"),
+        ("trtllm", "xgrammar", "xgrammar", "argument"),
+    ],
+)
+def test_grammar_backends(preset: Any, asked: Any, backend: str, source: str) -> None:
+    settings = EngineSettings(preset=preset, runtime=RuntimeSettings(grammar_backend=asked))
+    resolved = resolve(settings, FACTS, MACHINE)
+    assert resolved.runtime.grammar_backend == backend
+    assert resolved.reasons["grammar_backend"].source == source

@@ -19,6 +19,7 @@ from treadle.config.rules import RULES
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
     OrderName,
@@ -77,6 +78,7 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):

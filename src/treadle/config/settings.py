@@ -13,6 +13,7 @@ from msgspec import Meta
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
+GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
@@ -156,6 +157,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
     threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
+    grammar_backend: Annotated[
+        Literal["auto", GrammarBackendName] | None,
+        Meta(
+            description="Library that holds answers to schemas, regexes and grammars; none refuses "
+            "such requests. Those beside llguidance are extras to install."
+        ),
+    ] = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from treadle.config.hardware import Hardware
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
     OrderName,
@@ -62,6 +63,7 @@ class Settled:
     backend: BackendName
     isa: str
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 @dataclasses.dataclass(frozen=True)

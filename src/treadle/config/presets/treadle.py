@@ -59,6 +59,9 @@ _ORDER = (
 _RUNTIME = (
     Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
          sets("backend")),
+    Knob("grammar_backend", "llguidance", "library", "default",
+         "no PyTorch, nothing to pay at start-up, masks in microseconds, limits on all it does",
+         sets("grammar_backend")),
 )
 # fmt: on
 

@@ -12,7 +12,6 @@ _RULE = (
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
@@ -131,7 +130,7 @@ _OVERLAP = (
 
 _STRUCTURED_OUTPUT = (
     Knob("guided_decoding_backend", None, "enum xgrammar|llguidance", "argument", "off until set",
-         _NO_GRAMMARS),
+         sets("grammar_backend", {None: "none"})),
 )
 
 _SPECULATIVE = (

@@ -21,6 +21,7 @@ RULES = (
     Rule("backend", "runtime", runtime.backend),
     Rule("isa", "runtime", runtime.isa),
     Rule("threads", "runtime", runtime.threads),
+    Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
     Rule("block_size", "cache", cache.block_size),
     Rule("kv_dtype", "cache", cache.kv_dtype),
