@@ -192,6 +192,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: Annotated[
         Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
     ] = None
+    running_timeout: Annotated[
+        Seconds | None,
+        Meta(description="Seconds an answer may take from its start before it gets 503."),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         Meta(
@@ -261,12 +265,23 @@ class Given(msgspec.Struct, frozen=True):
     """What is different from what the words mean elsewhere."""
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Settings of a server that its engine sees to."""
+
+    max_queued: int | None = None
+    running_timeout: float | None = None
+
+
+UNBOUNDED = Bounds()
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
     preset: PresetName = "treadle"
     usage: Usage = "offline"
     """What the engine is started for; some presets decide by it."""
+    bounds: Bounds = UNBOUNDED
     given: dict[str, Given] = {}
     """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)

@@ -23,8 +23,9 @@ from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
-from treadle.config.settings import EngineSettings
+from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
 from treadle.engine.admission import Served
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
 from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
@@ -63,6 +64,7 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    bounds: Bounds = UNBOUNDED
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What was resolved from, beside the settings: whoever has them can resolve again."""
 
@@ -74,11 +76,17 @@ class Parts:
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
             priorities=Priorities.of(self.resolved.order),
+            limits=self._limits(),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
+
+    def _limits(self) -> ServerLimits:
+        counts = self.resolved.order.priorities == "count"
+        queued = self.bounds.max_queued if counts else None
+        return ServerLimits(queued, self.bounds.running_timeout)
 
 
 class _Phases:
@@ -135,7 +143,9 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
         resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
         inputs = {"model": facts, "machine": machine}
-        parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
+        parts = dataclasses.replace(
+            parts, inputs=msgspec.to_builtins(inputs), bounds=settings.bounds
+        )
         size = resolved.cache.block_size
         capacity = max(count * size for count in resolved.cache.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {size}")
