@@ -67,6 +67,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "generation_config": "none",
         "max_model_len": 64,
         "prefix_cache": "hashed",
+        "partial_reuse": True,
+        "copy_on_partial_reuse": True,
         "block_size": 32,
         "kv_dtype": "bf16",
         "kv_cache_memory_bytes": 1000,

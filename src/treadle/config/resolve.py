@@ -46,6 +46,8 @@ class ModelValues(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PrefixCacheKind = Literal["none", "radix", "hashed"]
+PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
@@ -79,6 +79,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
+    ] = None
+    partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
+    ] = None
+    copy_on_partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Copy such a block where it cannot be taken over, being used by others."),
     ] = None
     block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
         None

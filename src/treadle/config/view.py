@@ -43,6 +43,8 @@ class Settled:
 
     max_model_len: int
     prefix_cache: PrefixCacheKind
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule

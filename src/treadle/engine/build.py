@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
@@ -242,9 +243,12 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
         else Window(group.window, resolved.schedule.max_num_batched_tokens)
         for group in card.kv_groups
     ]
+    partial = PartialReuse(cache.partial_reuse, cache.copy_on_partial_reuse)
     return KVCache(
         [
-            build_prefix_cache(cache.prefix_cache, count, cache.block_size, window)
+            build_prefix_cache(
+                cache.prefix_cache, count, cache.block_size, window, partial_reuse=partial
+            )
             for count, window in zip(cache.num_blocks, windows, strict=True)
         ]
     )

@@ -23,6 +23,8 @@ RULES = (
     Rule("threads", "runtime", runtime.threads),
     Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
+    Rule("partial_reuse", "cache", cache.partial_reuse),
+    Rule("copy_on_partial_reuse", "cache", cache.copy_on_partial_reuse),
     Rule("block_size", "cache", cache.block_size),
     Rule("kv_dtype", "cache", cache.kv_dtype),
     Rule("kv_memory_rule", "cache", kv_memory.kv_memory_rule),
