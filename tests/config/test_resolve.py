@@ -59,7 +59,13 @@ def test_what_is_asked_for_holds() -> None:
         cache=CacheSettings(
             prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_cache_memory_bytes=10**7
         ),
-        schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
+        schedule=ScheduleSettings(
+            max_num_seqs=3,
+            max_num_batched_tokens=40,
+            overlap_depth=1,
+            length_rule="sglang",
+            allow_auto_truncate=True,
+        ),
         order=OrderSettings(
             order="lof",
             priorities="count",

@@ -27,6 +27,9 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
 
+LengthRule = Literal["window", "sglang", "trtllm"]
+"""How long prompts and answers may be: `text.lengths`."""
+
 Source = Literal[
     "argument",
     "config file",
@@ -117,6 +120,18 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+    length_rule: Annotated[
+        LengthRule | None,
+        Meta(
+            description="How long prompts and answers may be: what the window holds, or as SGLang"
+            " or TensorRT-LLM have it."
+        ),
+    ] = None
+    allow_auto_truncate: Annotated[
+        bool | None,
+        Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
     ] = None
 
 

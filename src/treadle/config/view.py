@@ -23,6 +23,7 @@ from treadle.config.settings import (
     GrammarBackendName,
     KVMemoryRule,
     KVType,
+    LengthRule,
     OrderName,
     PrefixCacheKind,
     PriorityRule,
@@ -54,6 +55,8 @@ class Settled:
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    length_rule: LengthRule
+    allow_auto_truncate: bool
     order: OrderName
     priorities: PriorityRule
     low_priority_values_first: bool

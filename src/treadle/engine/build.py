@@ -43,7 +43,7 @@ from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits, Scheduler
-from treadle.wire.messages import Progress
+from treadle.wire.messages import Lengths, Progress
 
 MAX_SCORES = 64
 """Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
@@ -78,11 +78,20 @@ class Parts:
             overlap_depth=depth,
             priorities=Priorities.of(self.resolved.order),
             limits=self._limits(),
+            lengths=self._lengths(),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
+
+    def _lengths(self) -> Lengths:
+        schedule = self.resolved.schedule
+        return Lengths(
+            rule=schedule.length_rule,
+            block_size=self.resolved.cache.block_size,
+            truncate=schedule.allow_auto_truncate,
+        )
 
     def _limits(self) -> ServerLimits:
         counts = self.resolved.order.priorities == "count"

@@ -32,6 +32,8 @@ RULES = (
     Rule("max_num_seqs", "schedule", schedule.max_num_seqs),
     Rule("max_num_batched_tokens", "schedule", schedule.max_num_batched_tokens),
     Rule("overlap_depth", "schedule", schedule.overlap_depth),
+    Rule("length_rule", "schedule", schedule.length_rule),
+    Rule("allow_auto_truncate", "schedule", schedule.allow_auto_truncate),
     Rule("order", "order", order.order),
     Rule("priorities", "order", order.priorities),
     Rule("low_priority_values_first", "order", order.low_priority_values_first),
