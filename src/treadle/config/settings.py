@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PrefixCacheKind = Literal["none", "radix", "hashed"]
+PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
@@ -26,6 +26,9 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
+
+LengthRule = Literal["window", "sglang", "trtllm"]
+"""How long prompts and answers may be: `text.lengths`."""
 
 Source = Literal[
     "argument",
@@ -80,6 +83,14 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
+    partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
+    ] = None
+    copy_on_partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Copy such a block where it cannot be taken over, being used by others."),
+    ] = None
     block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
         None
     )
@@ -109,6 +120,18 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+    length_rule: Annotated[
+        LengthRule | None,
+        Meta(
+            description="How long prompts and answers may be: what the window holds, or as SGLang"
+            " or TensorRT-LLM have it."
+        ),
+    ] = None
+    allow_auto_truncate: Annotated[
+        bool | None,
+        Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
     ] = None
 
 
@@ -192,6 +215,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: Annotated[
         Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
     ] = None
+    running_timeout: Annotated[
+        Seconds | None,
+        Meta(description="Seconds an answer may take from its start before it gets 503."),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         Meta(
@@ -261,12 +288,23 @@ class Given(msgspec.Struct, frozen=True):
     """What is different from what the words mean elsewhere."""
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Settings of a server that its engine sees to."""
+
+    max_queued: int | None = None
+    running_timeout: float | None = None
+
+
+UNBOUNDED = Bounds()
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
     preset: PresetName = "treadle"
     usage: Usage = "offline"
     """What the engine is started for; some presets decide by it."""
+    bounds: Bounds = UNBOUNDED
     given: dict[str, Given] = {}
     """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)

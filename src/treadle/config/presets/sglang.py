@@ -104,7 +104,7 @@ _ADMISSION = (
     Knob("waiting_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_WAITING_TIMEOUT",
          same("queue_timeout, left open too")),
     Knob("running_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_RUNNING_TIMEOUT",
-         absent("an answer may take its time")),
+         same("running_timeout, left open too")),
 )
 
 _PRIORITY = (
