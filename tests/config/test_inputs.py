@@ -31,9 +31,17 @@ ASKED = EngineSettings(
     cache=CacheSettings(
         prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_memory_fraction=0.3
     ),
-    schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
+    schedule=ScheduleSettings(
+        max_num_seqs=3,
+        max_num_batched_tokens=40,
+        overlap_depth=1,
+        length_rule="sglang",
+        allow_auto_truncate=True,
+    ),
     order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
-    runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
+    runtime=RuntimeSettings(
+        backend="native", isa="portable", threads=7, grammar_backend="outlines"
+    ),
 )
 
 FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
@@ -88,6 +96,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.cache.eviction_policy": [None, "free-queue"],
     "user.cache.publication": [None, "at-plan", "postpone"],
     "user.cache.prefix_wait_tokens": [None, 0, 5],
+    "user.cache.partial_reuse": [None, True, False],
+    "user.cache.copy_on_partial_reuse": [None, True, False],
     "user.cache.block_size": [None, 1, 16, 32],
     "user.cache.kv_dtype": [None, "f16", "bf16"],
     "user.cache.kv_cache_memory_bytes": [None, 2**27, 2**40],
@@ -96,6 +106,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_seqs": [None, 2, 5000],
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
+    "user.schedule.length_rule": [None, "window", "sglang"],
+    "user.schedule.allow_auto_truncate": [None, True, False],
     "user.order.order": [None, "fcfs", "priority"],
     "user.order.priorities": [None, "abort", "count"],
     "user.order.low_priority_values_first": [None, True, False],
@@ -107,6 +119,7 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
     "model.weights_bytes": [2**20, 2**31],
@@ -129,8 +142,9 @@ OTHERS: dict[str, list[Any]] = {
     "device.memory_bytes": [None, 16 * 2**30, 75 * 2**30, 200 * 2**30],
     "device.capability": [None, (7, 5), (8, 0), (9, 0), (10, 0)],
     "settled.max_model_len": [64, 8000],
-    "settled.prefix_cache": ["none", "hashed", "radix"],
+    "settled.prefix_cache": ["none", "hashed", "radix", "block-tree"],
     "settled.publication": ["at-plan", "at-chunk-end", "postpone"],
+    "settled.partial_reuse": [True, False],
     "settled.block_size": [1, 16, 32],
     "settled.kv_dtype": ["f32", "f16"],
     "settled.kv_memory_rule": ["of-free", "of-total", "reserve", "after-peak"],
@@ -139,6 +153,7 @@ OTHERS: dict[str, list[Any]] = {
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],
+    "settled.length_rule": ["window", "sglang"],
     "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
 }

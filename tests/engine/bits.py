@@ -47,13 +47,11 @@ class Schedule:
 def random_schedule(rng: random.Random, longest: int) -> Schedule:
     """Small pools, odd chunks, every index: whatever could move a bit."""
     rows = rng.choice([1, 2, 3, 8])
-    index = rng.choice(["none", "radix", "hashed"])
+    index = rng.choice(["none", "radix", "hashed", "block-tree"])
     return Schedule(
         index=index,
         eviction=rng.choice(["lru", "lfu", "slru", "priority"]) if index == "radix" else None,
-        publication=rng.choice(
-            [None, "postpone", "at-chunk-end" if index == "radix" else "at-plan"]
-        ),
+        publication=rng.choice([None, "postpone", "at-plan" if index == "hashed" else None]),
         block_size=rng.choice([1, 2, 4, 8, 16, 32, 64]),
         kv_tokens=longest + rng.choice([32, 64, 200, 4000]),
         rows=rows,

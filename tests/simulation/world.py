@@ -14,6 +14,8 @@ from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
+from treadle.engine.limits import UNLIMITED
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
 from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
@@ -233,6 +235,7 @@ class World:
         sharing: Sharing = WAITS,
         order: str = "fcfs",
         priorities: Priorities = COUNTING,
+        limits: ServerLimits = UNLIMITED,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
@@ -247,6 +250,7 @@ class World:
             eos_token_ids=(EOS,),
             overlap_depth=depth,
             priorities=priorities,
+            limits=limits,
         )
         executor = LateExecutor(DigestRunner(groups, rows))
         self.engine = Engine(served, self.scheduler, self.kv, self.fence, executor)

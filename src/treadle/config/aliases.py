@@ -46,7 +46,14 @@ class Meant(NamedTuple):
     note: str
 
 
-_STRUCTURED = "structured output is not there yet"
+_GRAMMARS = {
+    "auto": "auto",
+    "guidance": "llguidance",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+    "outlines": "outlines",
+    "lm-format-enforcer": "lm-format-enforcer",
+}
 _DRAFTS = "speculative decoding is not there yet"
 _LORA = "LoRA adapters are not there yet"
 _APART = "prefill and decode cannot be on different servers yet"
@@ -101,6 +108,7 @@ _SAME = (
     Alias("ctx_size", L, "max_model_len", note=_SLOTS),
     Alias("c", L, "max_model_len", note=_SLOTS),
     Alias("page_size", S, "block_size"),
+    Alias("guided_decoding_backend", f"{V}, {T}", "grammar_backend", values=_GRAMMARS),
     Alias("tokens_per_block", T, "block_size"),
     Alias("kv_cache_dtype", f"{V}, {S}", "kv_dtype", values=_KV_TYPES),
     Alias("cache_type_k", L, "kv_dtype", values=_KV_TYPES, note="of K and V alike"),
@@ -176,10 +184,8 @@ _ABSENT = (
     Alias("sampling_backend", S, note="there is one sampler"),
     Alias("quantization", f"{V}, {S}", note=_WEIGHTS),
     Alias("trust_remote_code", f"{V}, {S}, {T}", takes="nothing", note=_CODE),
-    Alias("structured_outputs_config", V, note=_STRUCTURED),
-    Alias("grammar_backend", S, note=_STRUCTURED),
-    Alias("guided_decoding_backend", f"{V}, {T}", note=_STRUCTURED),
-    Alias("grammar", L, note=_STRUCTURED),
+    Alias("structured_outputs_config", V, note="--grammar-backend names the backend"),
+    Alias("grammar", L, note="a grammar is a request's"),
     Alias("speculative_config", f"{V}, {T}", note=_DRAFTS),
     Alias("speculative_algorithm", S, note=_DRAFTS),
     Alias("speculative_draft_model_path", S, note=_DRAFTS),

@@ -54,7 +54,7 @@ AXES: dict[str, Axis] = {
             "prefix_index",
             "prefix index",
             ("radix", "hashed", "block-tree", "none"),
-            ("radix", "hashed", "none"),
+            ("radix", "hashed", "block-tree", "none"),
             "prefix_cache",
         ),
         Axis(

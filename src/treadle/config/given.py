@@ -18,7 +18,7 @@ from treadle.config.file import read_settings
 from treadle.config.settings import EngineSettings, Given, ServerSettings
 from treadle.errors import StartError
 
-OWN = ("preset", "usage", "given")
+OWN = ("preset", "usage", "bounds", "given")
 """Of EngineSettings itself, beside its sections."""
 
 

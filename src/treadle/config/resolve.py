@@ -20,8 +20,10 @@ from treadle.config.settings import (
     BackendName,
     EngineSettings,
     EvictionPolicy,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
+    LengthRule,
     OrderName,
     PrefixCacheKind,
     PresetName,
@@ -48,6 +50,8 @@ class ModelValues(msgspec.Struct, frozen=True, kw_only=True):
 class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
     eviction_policy: EvictionPolicy
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     publication: PublicationName
     prefix_wait_tokens: int
@@ -64,6 +68,8 @@ class ScheduleValues(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    length_rule: LengthRule
+    allow_auto_truncate: bool
 
 
 class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +88,7 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PrefixCacheKind = Literal["none", "radix", "hashed"]
+PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
 EvictionPolicy = Literal[
     "lru",
     "lfu",
@@ -29,6 +29,7 @@ PublicationName = Literal["at-plan", "at-chunk-end", "postpone"]
 BlockSize = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
+GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
@@ -41,6 +42,9 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
+
+LengthRule = Literal["window", "sglang", "trtllm"]
+"""How long prompts and answers may be: `text.lengths`."""
 
 Source = Literal[
     "argument",
@@ -114,6 +118,14 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
             " many tokens; 0: never."
         ),
     ] = None
+    partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
+    ] = None
+    copy_on_partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Copy such a block where it cannot be taken over, being used by others."),
+    ] = None
     block_size: Annotated[BlockSize | None, Meta(description="Tokens per KV block.")] = None
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
@@ -141,6 +153,18 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+    length_rule: Annotated[
+        LengthRule | None,
+        Meta(
+            description="How long prompts and answers may be: what the window holds, or as SGLang"
+            " or TensorRT-LLM have it."
+        ),
+    ] = None
+    allow_auto_truncate: Annotated[
+        bool | None,
+        Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
     ] = None
 
 
@@ -189,6 +213,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
     threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
+    grammar_backend: Annotated[
+        Literal["auto", GrammarBackendName] | None,
+        Meta(
+            description="Library that holds answers to schemas, regexes and grammars; none refuses "
+            "such requests. Those beside llguidance are extras to install."
+        ),
+    ] = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +247,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     8,000 tokens it is about a gigabyte, and at one answer a second more than an hour of waiting."""
     queue_timeout: Annotated[
         Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
+    ] = None
+    running_timeout: Annotated[
+        Seconds | None,
+        Meta(description="Seconds an answer may take from its start before it gets 503."),
     ] = None
     watchdog_timeout: Annotated[
         float,
@@ -286,12 +321,23 @@ class Given(msgspec.Struct, frozen=True):
     """What is different from what the words mean elsewhere."""
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Settings of a server that its engine sees to."""
+
+    max_queued: int | None = None
+    running_timeout: float | None = None
+
+
+UNBOUNDED = Bounds()
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
     preset: PresetName = "treadle"
     usage: Usage = "offline"
     """What the engine is started for; some presets decide by it."""
+    bounds: Bounds = UNBOUNDED
     given: dict[str, Given] = {}
     """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)

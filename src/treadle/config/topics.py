@@ -154,9 +154,10 @@ _EXECUTION = (
 )
 
 _FEATURES = (
-    Topic("structured_output_backend", "structured output", "", None, "structured_output.backend",
-          "structured_output.grammar_backend", "structured_output.guided_decoding_backend"),
-    Topic("structured_output_needs_switch", "and a switch for it", "", None,
+    Topic("structured_output_backend", "structured output", "", "runtime.grammar_backend",
+          "structured_output.backend", "structured_output.grammar_backend",
+          "structured_output.guided_decoding_backend"),
+    Topic("structured_output_needs_switch", "and a switch for it", "", _OFF,
           "structured_output.needs_server_switch", _OFF, _ON, _STRUCTURE),
     Topic("speculative_method", "speculation", "", _NONE, "speculative.speculative_config",
           "speculative.speculative_algorithm", "speculative.speculative_config"),

@@ -21,8 +21,10 @@ from treadle.config.settings import (
     BackendName,
     EngineSettings,
     EvictionPolicy,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
+    LengthRule,
     OrderName,
     PrefixCacheKind,
     PriorityRule,
@@ -47,6 +49,8 @@ class Settled:
     eviction_policy: EvictionPolicy
     publication: PublicationName
     prefix_wait_tokens: int
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule
@@ -56,6 +60,8 @@ class Settled:
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    length_rule: LengthRule
+    allow_auto_truncate: bool
     order: OrderName
     priorities: PriorityRule
     low_priority_values_first: bool
@@ -67,6 +73,7 @@ class Settled:
     backend: BackendName
     isa: str
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 @dataclasses.dataclass(frozen=True)

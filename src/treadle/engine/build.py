@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
@@ -23,8 +24,9 @@ from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
-from treadle.config.settings import EngineSettings
+from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
 from treadle.engine.admission import Served
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
 from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
@@ -42,7 +44,7 @@ from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
-from treadle.wire.messages import Progress
+from treadle.wire.messages import Lengths, Progress
 
 MAX_SCORES = 64
 """Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
@@ -64,6 +66,7 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    bounds: Bounds = UNBOUNDED
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What was resolved from, beside the settings: whoever has them can resolve again."""
 
@@ -75,11 +78,26 @@ class Parts:
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
             priorities=Priorities.of(self.resolved.order),
+            limits=self._limits(),
+            lengths=self._lengths(),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         return Engine(served, self.scheduler, self.kv, self.fence, executor)
+
+    def _lengths(self) -> Lengths:
+        schedule = self.resolved.schedule
+        return Lengths(
+            rule=schedule.length_rule,
+            block_size=self.resolved.cache.block_size,
+            truncate=schedule.allow_auto_truncate,
+        )
+
+    def _limits(self) -> ServerLimits:
+        counts = self.resolved.order.priorities == "count"
+        queued = self.bounds.max_queued if counts else None
+        return ServerLimits(queued, self.bounds.running_timeout)
 
 
 class _Phases:
@@ -136,7 +154,9 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
         resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
         inputs = {"model": facts, "machine": machine}
-        parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
+        parts = dataclasses.replace(
+            parts, inputs=msgspec.to_builtins(inputs), bounds=settings.bounds
+        )
         size = resolved.cache.block_size
         capacity = max(count * size for count in resolved.cache.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {size}")
@@ -234,10 +254,16 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
         else Window(group.window, resolved.schedule.max_num_batched_tokens)
         for group in card.kv_groups
     ]
+    partial = PartialReuse(cache.partial_reuse, cache.copy_on_partial_reuse)
     return KVCache(
         [
             build_prefix_cache(
-                cache.prefix_cache, count, cache.block_size, window, eviction=cache.eviction_policy
+                cache.prefix_cache,
+                count,
+                cache.block_size,
+                window,
+                eviction=cache.eviction_policy,
+                partial_reuse=partial,
             )
             for count, window in zip(cache.num_blocks, windows, strict=True)
         ]

@@ -26,6 +26,7 @@ from treadle.text.calls import Calls
 from treadle.text.choice import ChoiceDelta
 from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted, check, fan_out
+from treadle.text.lengths import longest_kept
 from treadle.text.load import ModelText
 from treadle.text.observe import Observer
 from treadle.text.open_answers import OpenAnswers
@@ -46,6 +47,9 @@ from treadle.wire.messages import (
     ToEngine,
 )
 from treadle.wire.sampling_params import SamplingParams
+
+MAX_CHARS_TO_CUT = 1 << 22
+"""A text that may be cut is tokenized whole first; this takes about a second."""
 
 FINISH_POLL_S = 0.02
 """How long an end may go unnoticed by whoever waits for the last; only a stopping server does."""
@@ -187,7 +191,7 @@ class Frontend:
         unread: reading megabytes would hold up everybody. Callable from any thread."""
         model, engine = self.require_ready()
         limit = min(engine.max_model_len, engine.kv_capacity_tokens)
-        if len(text) > limit:
+        if len(text) > limit and not (engine.lengths.truncate and len(text) <= MAX_CHARS_TO_CUT):
             num_least = -(-len(text) // model.tokenizer.longest_token)
             if num_least >= limit:
                 raise PromptTooLong(
@@ -196,6 +200,10 @@ class Frontend:
                     param="prompt",
                 )
         return model.tokenizer.encode(text, add_special=add_special)
+
+    def cut(self, prompt: list[int]) -> list[int]:
+        """As much of a prompt as the server keeps of one that is too long."""
+        return prompt[: longest_kept(self.window)]
 
     def check(self, prompt: list[int], params: SamplingParams) -> Accepted:
         """Raise what is wrong with a request, or accept it; its longest answer is then known."""
@@ -227,7 +235,9 @@ class Frontend:
         tokenizer = self.text.tokenizer
         # What is left of an earlier request of this id must not reach this one.
         generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
-        self._answers.require_room(len(generates), self._num_rows())
+        self._answers.require_room(
+            len(generates), self._num_rows(), engine_chooses=self._priorities_count
+        )
         keys = self._open_keys[request_id] = [generate.request_id for generate in generates]
         inbox = self._answers.add(requests, generates, tokenizer)
         self._channel.send(generates)
@@ -256,6 +266,10 @@ class Frontend:
     def _num_rows(self) -> int | None:
         """How many answers the engine computes at once, if it has said so."""
         return None if self._engine is None else self._engine.resolved.get("max_num_seqs")
+
+    @property
+    def _priorities_count(self) -> bool:
+        return self._engine is not None and self._engine.resolved.get("priorities") == "count"
 
     def require_ready(self) -> tuple[ModelText, Ready]:
         """Both sides of what serves requests; raises while it does not."""
@@ -313,6 +327,8 @@ class Frontend:
         if not failed.request_id:
             self.fail(StartError(failed.message))
         elif self._answers.get(failed.request_id) is not None:
+            if failed.code == "queue_full":
+                self._observer.rejected(1)
             # Its consumer wakes, raises, and abandons the other answers of the request.
             self._answers.fail(_error_of(failed), [failed.request_id])
 

@@ -10,7 +10,6 @@ _RULE = "free_after_load - (1 - fraction) * free_before_load"
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
@@ -105,7 +104,7 @@ _ADMISSION = (
     Knob("waiting_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_WAITING_TIMEOUT",
          same("queue_timeout, left open too")),
     Knob("running_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_RUNNING_TIMEOUT",
-         absent("an answer may take its time")),
+         same("running_timeout, left open too")),
 )
 
 _PRIORITY = (
@@ -181,11 +180,12 @@ _OVERLAP = (
 
 _STRUCTURED_OUTPUT = (
     Knob("grammar_backend", "xgrammar", "enum xgrammar|outlines|llguidance|none", "argument",
-         "unset resolves to xgrammar", _NO_GRAMMARS),
+         "unset resolves to xgrammar",
+         absent("llguidance, unless asked for by name: xgrammar needs PyTorch")),
     Knob("grammar_poll_interval", 0.005, "s", "environment", "while only grammar requests wait",
-         _NO_GRAMMARS),
+         absent("the end of a compilation wakes the engine")),
     Knob("grammar_max_polls", 10000, "polls", "environment", "then abort and mark invalid",
-         _NO_GRAMMARS),
+         absent("a compilation may take 10 seconds")),
 )
 
 _SPECULATIVE = (

@@ -24,6 +24,10 @@ _CACHE = (
     Knob("prefix_wait_tokens", 64, "tokens", "default",
          "fewer cost less computed twice than the part of a step that stays empty meanwhile",
          sets("prefix_wait_tokens")),
+    Knob("partial_reuse", True, "switch", "default",
+         "a match is then exact to the token", sets("partial_reuse")),
+    Knob("copy_on_partial_reuse", True, "switch", "default",
+         "to copy a block costs less than to compute its tokens", sets("copy_on_partial_reuse")),
     Knob("block_size", 16, "tokens", "default",
          "16 tokens keep block tables short and lose at most 15 tokens of a match",
          sets("block_size")),
@@ -64,6 +68,9 @@ _ORDER = (
 _RUNTIME = (
     Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
          sets("backend")),
+    Knob("grammar_backend", "llguidance", "library", "default",
+         "no PyTorch, nothing to pay at start-up, masks in microseconds, limits on all it does",
+         sets("grammar_backend")),
 )
 # fmt: on
 

@@ -10,7 +10,6 @@ _RULE = "ceil(total*utilization) - measured_non_kv - graph_estimate"
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
@@ -145,8 +144,9 @@ _OVERLAP = (
 _STRUCTURED_OUTPUT = (
     Knob("backend", "auto", "enum auto|xgrammar|guidance|outlines|lm-format-enforcer",
          "config_class", "auto tries xgrammar, then guidance, outlines for some tokenizers/schemas",
-         _NO_GRAMMARS),
-    Knob("needs_server_switch", False, "bool", "data_structure", "per request", _NO_GRAMMARS),
+         absent("auto is llguidance for every request; xgrammar needs PyTorch")),
+    Knob("needs_server_switch", False, "bool", "data_structure", "per request",
+         same("requests just have constraints")),
 )
 
 _SPECULATIVE = (
