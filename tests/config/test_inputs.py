@@ -90,6 +90,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.processes": [None, "api+engine", "proxy+worker"],
+    "user.runtime.num_postprocess_workers": [None, 0, 2],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),)],
     "model.weights_bytes": [2**20, 2**31],

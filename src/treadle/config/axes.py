@@ -80,17 +80,19 @@ AXES: dict[str, Axis] = {
         Axis(
             "processes",
             "processes",
-            ("api+engine", "http+scheduler+detokenizer", "proxy+worker"),
-            ("api+engine",),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            "processes",
         ),
         Axis("overlap", "overlap", ("0", "1"), ("0", "1"), "overlap_depth"),
     )
 }
 
 
-def in_force(prefix_index: str, kv_memory: str, overlap: int) -> dict[str, str]:
+def in_force(prefix_index: str, kv_memory: str, overlap: int, processes: str) -> dict[str, str]:
     """What runs on every axis; eviction follows from the index, whose structure it is."""
     choices = {axis.name: axis.here[0] for axis in AXES.values()}
     choices |= {"prefix_index": prefix_index, "kv_memory": kv_memory, "overlap": str(overlap)}
+    choices["processes"] = processes
     choices["eviction"] = "free-queue" if prefix_index == "hashed" else "lru-leaves"
     return choices

@@ -64,6 +64,9 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    processes: str
+    """A Layout, or in-process."""
+    num_postprocess_workers: int
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,10 @@ def resolve_view(
         values.setdefault(rule.section, {})[rule.name] = choice.value
         reasons[rule.name] = Reason(choice.source, choice.sentence, tuple(seen))
     settled = view.settled
-    check_composition(in_force(settled.prefix_cache, settled.kv_memory_rule, settled.overlap_depth))
+    check_composition(
+        in_force(
+            settled.prefix_cache, settled.kv_memory_rule, settled.overlap_depth, settled.processes
+        )
+    )
     resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
     return resolved, view

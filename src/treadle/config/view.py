@@ -52,6 +52,8 @@ class Settled:
     backend: BackendName
     isa: str
     threads: int
+    processes: str
+    num_postprocess_workers: int
 
 
 @dataclasses.dataclass(frozen=True)
