@@ -102,6 +102,22 @@ def test_a_gguf_file_by_its_header(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "its header" in text
 
 
+def test_several_devices_in_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        planned(capsys, MODEL, "--gpu-memory", *rest)
+        for rest in (["4x80GB"], ["80GB", "--tp", "4"])
+    ]
+    assert words[0] == words[1]
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, MODEL, "--gpu-memory", "24GB")
+    assert "requests at once" not in text
+    flowing = " ".join(text.split())
+    assert flowing.count("what a step takes need more than the device has") == 3
+    assert "kept free" not in flowing
+
+
 def test_a_rule_that_leaves_nothing_is_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, MODEL, "--gpu-memory", "80GB", "--tp", "2", "--overhead", "6GB")
     assert "vllm                       none" in text
@@ -114,6 +130,7 @@ def test_a_rule_that_leaves_nothing_is_in_its_place(capsys: pytest.CaptureFixtur
         (["--tp", "2"], "name a device's memory with --gpu-memory, or a device with --device"),
         (["--gpu-memory", "80XB"], "there is no device '80XB'"),
         (["--device", "unknown-gpu"], "the memory of 'unknown-gpu' is not known"),
+        (["--gpu-memory", "4x80GB", "--tp", "2"], "'4 × 80GB' and --tp 2 say different numbers"),
         (["--gpu-memory", "80GB", "--tp", "3"], "tensor parallelism is 3"),
         (["--gpu-memory", "80GB", "--max-model-len", "200000"], "the model's window is 131072"),
         (["--gpu-memory", "80GB", "--overhead", "much"], "overhead is 'much'"),

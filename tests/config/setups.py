@@ -11,7 +11,7 @@ SMALL = ModelFacts(
     name="SmolLM2 135M Instruct",
     architecture="llama",
     max_positions=8192,
-    kv_groups=(KVGroupFacts(values_per_token=2 * 30 * 3 * 64),),
+    kv_groups=(KVGroupFacts(values_per_token=2 * 30 * 3 * 64, kv_heads=3),),
     weights_bytes=98 * 2**20,
     weight_type="q4_1",
     quantised=True,

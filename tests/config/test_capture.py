@@ -208,3 +208,9 @@ def test_lists_ascend_and_end_where_they_should(largest: int) -> None:
 def test_a_step_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(StartError, match="write 'decode 40', 'prefill 512' or"):
         parse_step(text)
+
+
+def test_a_step_beyond_all_machines_is_refused() -> None:
+    with pytest.raises(StartError, match="more tokens than any engine computes"):
+        parse_step(f"decode {'9' * 24}")
+    assert parse_step("prefill 999999").tokens == 999999

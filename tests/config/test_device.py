@@ -86,5 +86,23 @@ def test_a_device_that_nobody_knows_is_refused_with_those_that_are() -> None:
         described("80")
 
 
+def test_a_near_name_is_offered() -> None:
+    with pytest.raises(StartError, match=r"did you mean a100-40gb or a100-80gb\? Known are cpu"):
+        described("A100")
+    with pytest.raises(StartError, match=r"did you mean h100-80gb\?"):
+        described("h100-80g")
+
+
+def test_several_share_each_layer() -> None:
+    four = described("4xH100-80GB")
+    assert (four.name, four.count, four.title) == ("h100-80gb", 4, "4 × h100-80gb")
+    assert described("8 × 80GB").memory_bytes == 80 * 10**9, "of one"
+    with pytest.raises(StartError, match="only devices that are not here can be several"):
+        described("2xcpu")
+    for text in ("0x80GB", "x80GB", "4x"):
+        with pytest.raises(StartError, match="there is no device"):
+            described(text)
+
+
 def test_devices_are_values() -> None:
     assert described("80GB") == Device("80GB", "cuda", 80 * 10**9, None)

@@ -30,14 +30,22 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def flat(settings: EngineSettings) -> dict[str, Any]:
     return {
         name: value
-        for section in (settings.model, settings.cache, settings.schedule, settings.runtime)
+        for section in (
+            *(settings.model, settings.cache, settings.schedule, settings.order),
+            settings.runtime,
+        )
         for name, value in msgspec.structs.asdict(section).items()
         if value not in (None, [])
     }
 
 
+STRATEGIES = ("order",)
+"""Sections of parameters that single strategies have."""
+
+
 def test_there_are_at_most_sixty_settings() -> None:
-    assert len(PLACES) + 1 <= 60, "and the preset"
+    general = [name for name, section in PLACES.items() if section not in STRATEGIES]
+    assert len(general) + 1 <= 60, "and the preset"
 
 
 def test_every_alias_is_of_a_setting() -> None:
@@ -64,6 +72,19 @@ def test_every_alias_is_of_a_setting() -> None:
         (["--disable-radix-cache"], {"prefix_cache": "none"}),
         (["--no-async-scheduling"], {"overlap_depth": 0}),
         (["--tp", "1", "--schedule-policy", "fcfs", "--enable-chunked-prefill"], {}),
+        (["-tp", "1", "--swap-space", "0", "--task", "generate", "-fa", "on", "-cb"], {}),
+        (["--enable_prefix_caching", "--max_logprobs=20"], {}),
+        (["--scheduling-policy", "priority"], {"order": "priority"}),
+        (["--schedule-policy", "lpm"], {"order": "lpm"}),
+        (
+            ["--schedule-policy", "fcfs", "--enable-priority-scheduling"],
+            {"priorities": "count"},
+        ),
+        (["--abort-on-priority-when-disabled"], {"priorities": "abort"}),
+        (
+            ["--schedule-policy=lof", "--schedule-low-priority-values-first"],
+            {"order": "lof", "low_priority_values_first": True},
+        ),
         (
             ["--gpu-memory-utilization", "0.5"],
             {"kv_memory_fraction": 0.5, "kv_memory_rule": "of-total"},
@@ -90,7 +111,7 @@ def test_flags_of_others(flags: list[str], became: dict[str, Any], seen: Seen) -
 
 
 def test_a_model_may_be_named_by_a_flag(seen: Seen) -> None:
-    for flag in ("--model-path", "-m"):
+    for flag in ("--model-path", "-m", "--model"):
         assert run(["serve", flag, "some.gguf", "--port", "0"]) == 0
         assert seen.pop()[0].model.model == "some.gguf"
 
@@ -107,11 +128,30 @@ def test_values_are_not_taken_for_flags(seen: Seen) -> None:
         (["--enable-lora"], 1, "--enable-lora (vLLM, SGLang): LoRA adapters are not there"),
         (["--lora-modules", "a=b", "c=d"], 1, "--lora-modules a=b c=d (vLLM): LoRA"),
         (["--speculative-config", "{}"], 1, "speculative decoding is not there yet"),
-        (["--schedule-policy", "lpm"], 1, "--schedule-policy lpm (SGLang) is lpm"),
+        (["--schedule-policy", "edf"], 1, "--schedule-policy edf (SGLang) is edf"),
+        (["--scheduling-policy", "lpm"], 1, "here it may be fcfs, priority"),
         (["--kv-cache-dtype", "fp8"], 1, "here it may be auto, float16"),
         (["--trust-remote-code"], 1, "none of their code is run"),
         (["-ngl", "99"], 1, "no kernels for GPUs"),
-        (["--chunked-prefill-size", "-1"], 2, "'--max-num-batched-tokens': -1"),
+        (
+            ["--chunked-prefill-size", "-1"],
+            2,
+            "--chunked-prefill-size (max_num_batched_tokens here): -1 is not in the range",
+        ),
+        (["--max-num-batched-tokens", "0"], 2, "'--max-num-batched-tokens': 0 is not"),
+        (["--max-num-seqs", "9" * 20], 2, "is not in the range 1<=x<=65536"),
+        (["--gpu-memory-utilization", "nan"], 1, "kv_memory_fraction is nan: it must be a number"),
+        (["--queue-timeout", "inf"], 1, "queue_timeout is inf: it must be a number, at least 0"),
+        (["--api-key", ""], 1, "api_key: it must be a list, each of it text that is not empty"),
+        (["--served-model-name", ""], 1, "each of it text that is not empty"),
+        (
+            ["--enable-prefix-caching", "--no-enable-prefix-caching"],
+            1,
+            "--enable-prefix-caching asks for what prefix_cache none turns off",
+        ),
+        (["--prefix-cache", "none", "--enable-prefix-caching"], 1, "prefix_cache none turns off"),
+        (["--seed", "0"], 1, "--seed 0 (vLLM): a seed is a request's"),
+        (["--log-level", "debug"], 1, "here it may be info; the log has one level"),
         (["--max-running-requests"], 2, "--max-running-requests needs a value"),
         (["--max-num-seqs", "4", "--max-running-requests", "5"], 2, "both set max_num_seqs"),
         (["--max-running-requests", "5", "--max-num-seqs", "4"], 2, "both set max_num_seqs"),
@@ -148,7 +188,7 @@ def test_a_caller_may_use_other_names_too() -> None:
         engine_settings({"enforce_eager": True})
     with pytest.raises(StartError, match="kv_memory_fraction is set twice"):
         engine_settings({"gpu_memory_utilization": 0.5, "mem_fraction_static": 0.6})
-    with pytest.raises(StartError, match="preset is 'vlm': it must be one of treadle, vllm"):
+    with pytest.raises(StartError, match="preset is 'vlm': it must be one of sglang, treadle"):
         engine_settings({"preset": "vlm"})
 
 
@@ -194,7 +234,17 @@ def test_what_goes_before_what(file: Path, seen: Seen, monkeypatch: pytest.Monke
         ("max_num_seqs = 1", r"'max_num_seqs' belongs under \[schedule\]"),
         ("[cach]\n", r"there is no 'cach'; a file has preset, and the tables \[model\]"),
         ("cache = 1", "cache is a table of settings"),
-        ("[cache]\nblock_size = 3", "block_size is 3: it must be one of 1, 16, 32"),
+        ("[cache]\nblock_size = 3", r"toml: \[cache\] block_size is 3: it must be one of 1, 16"),
+        ("[cache]\nkv_memory_fraction = nan", "is nan: it must be a number, above 0 and at most 1"),
+        ("[cache]\nkv_cache_memory_bytes = '2GiB'", "is '2GiB': it must be a whole number"),
+        ("[schedule]\nmax_num_seqs = true", "is true: it must be a whole number, at least 1 and"),
+        ("[schedule]\nmax_num_seqs = '16'", r"is '16': it must be a whole number"),
+        ("[schedule]\nmax_num_seqs = -3", r"wrong.toml: \[schedule\] max_num_seqs is -3"),
+        ("[model]\nserved_model_name = 'x'", "it must be a list, each of it text"),
+        ("[server]\nport = 70000", r"\[server\] port is 70000: .* at least 0 and at most 65,535"),
+        ("[server]\nhttp_timeout = inf", "http_timeout is inf: it must be a number, above 0"),
+        ("[server]\nenable_timings = 1", "it must be true or false"),
+        ("preset = 3", "wrong.toml: preset is 3: it must be one of sglang, treadle"),
         ("[cache", "not TOML"),
     ],
 )
@@ -206,6 +256,25 @@ def test_what_is_wrong_in_a_file_is_named(text: str, says: str, tmp_path: Path) 
     path.unlink()
     with pytest.raises(StartError, match="No such file"):
         server_settings({}, path)
+
+
+def test_a_key_in_a_file_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    for text in ('api_key = "hush-hush"', "api_key = ['hush-hush', 3]", "admin_api_key = ['hush']"):
+        path.write_text(f"[server]\n{text}\n")
+        with pytest.raises(StartError, match="api_key: it must be") as caught:
+            server_settings({}, path)
+        assert "hush" not in caught.value.message
+
+
+def test_our_own_names_may_have_underscores(seen: Seen) -> None:
+    assert run(["serve", "--max_num_seqs", "5", "--kv_dtype=f32", "m.gguf"]) == 0
+    assert flat(seen.pop()[0]) == {
+        "model": "m.gguf",
+        "generation_config": "auto",
+        "max_num_seqs": 5,
+        "kv_dtype": "f32",
+    }
 
 
 def test_marks_cross_to_the_engine() -> None:

@@ -19,6 +19,7 @@ from treadle.config.settings import (
     EngineSettings,
     Given,
     ModelSettings,
+    OrderSettings,
     RuntimeSettings,
     ScheduleSettings,
 )
@@ -31,10 +32,16 @@ ASKED = EngineSettings(
         prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_memory_fraction=0.3
     ),
     schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
-    runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
+    order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
+    runtime=RuntimeSettings(
+        backend="native", isa="portable", threads=7, grammar_backend="outlines"
+    ),
 )
 
 FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
+
+HEADS = KVGroupFacts(values_per_token=96, kv_heads=4)
+"""Which devices can share."""
 
 BASES: dict[str, View] = {
     f"{preset} on {device}, {usage}": View(
@@ -48,6 +55,7 @@ BASES: dict[str, View] = {
         ("this machine", "server", SMALL),
         ("this machine", "offline", WINDOWED),
         ("h100-80gb", "server", WINDOWED),
+        ("2xh100-80gb", "server", SMALL),
         ("a100-80gb", "server", SMALL),
         ("l4-24gb", "offline", SMALL),
         ("unknown-gpu", "offline", WINDOWED),
@@ -87,13 +95,22 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_seqs": [None, 2, 5000],
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
+    "user.order.order": [None, "fcfs", "priority"],
+    "user.order.priorities": [None, "abort", "count"],
+    "user.order.low_priority_values_first": [None, True, False],
+    "user.order.missing_priority": [None, "zero", "worst"],
+    "user.order.in_batch_check_threshold": [None, -1],
+    "user.order.in_batch_share_threshold": [None, 5],
+    "user.order.sort_limit": [None, 9],
+    "user.order.order_seed": [None, 5],
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
     "user.runtime.processes": [None, "api+engine", "proxy+worker"],
     "user.runtime.num_postprocess_workers": [None, 0, 2],
+    "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
-    "model.kv_groups": [(KVGroupFacts(values_per_token=77),)],
+    "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
     "model.weights_bytes": [2**20, 2**31],
     "model.weight_type": ["f32", "bf16", "q8_0"],
     "model.step_bytes": [None, 2**20],
@@ -110,6 +127,7 @@ OTHERS: dict[str, list[Any]] = {
     "machine.multiplies_bf16": [True, False],
     "device.name": ["A100-PCIE"],
     "device.kind": ["cpu", "cuda"],
+    "device.count": [2, 8],
     "device.memory_bytes": [None, 16 * 2**30, 75 * 2**30, 200 * 2**30],
     "device.capability": [None, (7, 5), (8, 0), (9, 0), (10, 0)],
     "settled.max_model_len": [64, 8000],
@@ -122,7 +140,9 @@ OTHERS: dict[str, list[Any]] = {
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],
+    "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
+    "settled.processes": ["api+engine", "proxy+worker", "in-process"],
 }
 """Path → values to try in its place."""
 
@@ -215,5 +235,5 @@ def test_a_recorder_sees_through_methods_and_properties() -> None:
     model = ModelFacts(max_positions=8, kv_groups=SMALL.kv_groups, weights_bytes=1)
     view, seen = watch(View(EngineSettings(), model, LAPTOP, described("h100-80gb")))
     assert view.device.has_gib(70)
-    assert view.model.values_per_token == 2 * 30 * 3 * 64
+    assert view.model.values_on(1) == 2 * 30 * 3 * 64
     assert list(seen) == ["device.memory_bytes", "model.kv_groups"]

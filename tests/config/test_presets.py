@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 from tests.config.setups import LAPTOP, SMALL, WINDOWED, view
+from tests.config.worked_examples import example
 from treadle.config.axes import AXES, in_force
 from treadle.config.composition import REQUIREMENTS, check_composition
 from treadle.config.device import Device, described
-from treadle.config.facts import ModelFacts
-from treadle.config.presets import PRESETS, sglang_rules, trtllm_rules, vllm_rules
+from treadle.config.facts import KVGroupFacts, ModelFacts
+from treadle.config.presets import PRESETS, sglang, sglang_rules, trtllm_rules, vllm_rules
 from treadle.config.resolve import resolve
 from treadle.config.settings import (
     CacheSettings,
     EngineSettings,
+    PrefixCacheKind,
     PresetName,
     ScheduleSettings,
     Usage,
@@ -86,8 +88,9 @@ def test_what_does_not_compose_is_one_sentence(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("index", ["radix", "hashed", "none"])
-def test_what_runs_composes(index: str) -> None:
-    choices = in_force(index, "of-free", 0)
+def test_what_runs_composes(index: PrefixCacheKind) -> None:
+    settings = EngineSettings(cache=CacheSettings(prefix_cache=index))
+    choices = in_force(resolve(settings, SMALL, LAPTOP).flat())
     check_composition(choices)
     assert all(choice in AXES[name].here for name, choice in choices.items())
 
@@ -255,3 +258,39 @@ def test_memory_that_is_not_free_is_refused_by_the_rule_that_wants_it() -> None:
         resolve(EngineSettings(preset="vllm"), SMALL, busy)
     others = resolve(EngineSettings(preset="trtllm"), SMALL, busy).cache.kv_budget_bytes
     assert others == int((10 * GIB - SMALL.weights_bytes) * 9 // 10)
+
+
+def test_what_hangs_on_the_number_of_devices() -> None:
+    """SGLang's reserve and the size of its graphs; what each device holds of weights and KV."""
+    model = msgspec.structs.replace(
+        SMALL,
+        weights_bytes=141 * 10**9,
+        max_positions=131072,
+        kv_groups=(KVGroupFacts(values_per_token=2 * 80 * 8 * 128, kv_heads=8),),
+    )
+    _inputs, expected = example("sglang_auto_fraction_table")
+    for row in expected["rows"]:
+        device = described(f"{row['tp']}x{row['gpu_mem_mib']}MiB")
+        see = View(EngineSettings(preset="sglang"), model, LAPTOP, device)
+        knobs = sglang.PRESET.knobs()
+        for name, wanted in (
+            ("kv_budget.mem_fraction_static", row["mem_fraction_static"]),
+            ("graphs.decode_max_bs", row["decode_graph_max_bs"]),
+            ("scheduler.chunked_prefill_size", row["chunked_prefill_size"]),
+            ("parallel.tp_size", row["tp"]),
+        ):
+            ruled = knobs[name].at(see)
+            assert ruled is not None
+            assert ruled.value == wanted, (row["gpu"], name)
+    user = EngineSettings(preset="vllm", cache=CacheSettings(kv_dtype="bf16"))
+    cache = resolve(user, model, LAPTOP, described("4x80GB")).cache
+    assert cache.kv_budget_bytes == 73_600_000_000 - 35_250_000_000
+    assert cache.num_blocks == (cache.kv_budget_bytes // (16 * 80 * 1024),), "80 KiB a token"
+    alone = resolve(user, model, LAPTOP, described("2x200GB")).cache
+    assert alone.kv_budget_bytes == 184_000_000_000 - 70_500_000_000
+
+
+def test_heads_that_do_not_suffice_are_on_more_than_one_device() -> None:
+    group = KVGroupFacts(values_per_token=4 * 100, kv_heads=4)
+    assert [group.values_on(n) for n in (1, 2, 3, 4, 8)] == [400, 200, 200, 100, 100]
+    assert KVGroupFacts(values_per_token=576).values_on(8) == 576, "a latent vector is on all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -219,4 +220,29 @@ def test_formats_with_their_scales() -> None:
 def test_the_language_model_inside_one_that_sees() -> None:
     inner = default_config("Gemma3Text")
     outer = {"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 9}}
-    assert outline_from_config(outer, name="x") == outline_from_config(inner, name="x")
+    found = outline_from_config(outer, name="x")
+    assert found.notes == ("the weights of its vision encoder are not counted",)
+    assert dataclasses.replace(found, notes=()) == outline_from_config(inner, name="x")
+
+
+def test_gemma_3_as_its_makers_publish_it() -> None:
+    """They leave out what transformers takes for granted."""
+    published = {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = json.loads(transformers.Gemma3TextConfig(**published).to_json_string(use_diff=False))
+    found = outline_from_config({"model_type": "gemma3", "text_config": published}, name="x")
+    assert found == outline_from_config(whole, name="x")
+    assert found.weights.values == pytest.approx(num_parameters(whole), rel=1e-3)
+    assert found.max_positions == 131072
+    windows = [layer.window for layer in found.layers]
+    assert (windows.count(1024), windows.count(None)) == (52, 10)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from treadle.kernels.ops import FloatArray, IntArray, StepInputs, StepLimits
+from treadle.kernels.ops import FloatArray, IntArray, KVSpec, StepInputs, StepLimits
 from treadle.kernels.torch.backend import TorchBackend
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
-from treadle.wire.plan import RowJoin, RowWork, StepPlan
+from treadle.wire.plan import BlockCopy, RowJoin, RowWork, StepPlan
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB, ROWS = 50, 8
@@ -42,8 +43,9 @@ class Desk:
         inputs = StepInputs(StepLimits(64, ROWS, (4,), extra_logits=8))
         backend = TorchBackend(threads=1)
         self.program = TableProgram(inputs)
+        self.pool = backend.kv_pool(KVSpec(2, 1, 8, 16, "f32"), 4)
         self.sampler = Sampler(backend.sampling, ROWS, VOCAB, eos=[0])
-        self._runner = Runner(backend, self.program, inputs, [16], self.sampler)
+        self._runner = Runner(backend, self.program, inputs, [self.pool], self.sampler)
         self._step = 0
 
     def step(
@@ -51,11 +53,14 @@ class Desk:
         works: list[RowWork],
         joins: dict[int, SamplingParams] | None = None,
         leaves: list[int] | None = None,
+        copies: list[BlockCopy] | None = None,
     ) -> list[int]:
         """The sampled tokens, in the plan's order."""
         self._step += 1
         new = [RowJoin(row=r, params=p, seed=r, choice=0) for r, p in (joins or {}).items()]
-        plan = StepPlan(step=self._step, leaves=leaves or [], joins=new, work=works)
+        plan = StepPlan(
+            step=self._step, leaves=leaves or [], joins=new, copies=copies or [], work=works
+        )
         self._runner.forward(plan)
         self.result = self._runner.sample(plan)
         assert len(self.result.tokens) == len(self.result.logprobs)
@@ -152,3 +157,20 @@ def test_a_step_without_any_choice() -> None:
     desk = Desk()
     assert desk.step([work(0, [1, 2], sample=False)], {0: GREEDY}) == []
     assert desk.program.runs == [(2, 1, 0, 0)]
+
+
+def test_copies_run_in_order_before_the_work() -> None:
+    """A block may be copied, and be written over by the next copy."""
+    desk = Desk()
+    desk.pool.k[:] = torch.arange(4).repeat_interleave(16)[:, None, None]
+    copies = [BlockCopy(0, 1, 3), BlockCopy(0, 2, 1)]
+    seen: list[list[float]] = []
+    run = desk.program.run
+
+    def watched(*sizes: int) -> FloatArray:
+        seen.append(desk.pool.k[1, ::16, 0, 0].tolist())
+        return run(*sizes)
+
+    desk.program.run = watched  # type: ignore[method-assign]
+    desk.step([work(0, [5])], {0: GREEDY}, copies=copies)
+    assert seen == [[0, 2, 2, 1]]

@@ -3,13 +3,11 @@ cached: counted in calls, Python's and C's, since a clock would tell of the mach
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import pytest
 
+from tests.schedule.calls import count_calls
 from tests.schedule.test_scheduler import Table
+from treadle.schedule.order.build import ORDERS
 
 ROWS = 64
 
@@ -17,10 +15,17 @@ ROWS = 64
 class Scene(Table):
     """64 running rows, `waiting` requests behind them and `nodes` prefixes in the cache."""
 
-    def __init__(self, *, index: str, context: int, waiting: int, nodes: int = 0) -> None:
+    def __init__(
+        self, *, index: str, context: int, waiting: int, nodes: int = 0, order: str = "fcfs"
+    ) -> None:
         blocks = ROWS * (context // 16 + 8) + 2 * nodes
         super().__init__(
-            blocks=blocks, block_size=16, rows=ROWS, budget=ROWS * context, index=index
+            blocks=blocks,
+            block_size=16,
+            rows=ROWS,
+            budget=ROWS * context,
+            index=index,
+            order=order,
         )
         group = self.kv.groups[0]
         for number in range(nodes):
@@ -40,26 +45,34 @@ class Scene(Table):
         return count_calls(self.step)
 
 
-def count_calls(work: Callable[[], object]) -> int:
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 @pytest.mark.parametrize("index", ["none", "radix", "hashed"])
-def test_a_step_costs_the_same_whatever_waits_and_is_cached(index: str) -> None:
-    small = Scene(index=index, context=160, waiting=1)
-    large = Scene(index=index, context=160, waiting=10_000, nodes=20_000)
+@pytest.mark.parametrize("order", ["fcfs", "priority", "lof"])
+def test_a_step_costs_the_same_whatever_waits_and_is_cached(index: str, order: str) -> None:
+    small = Scene(index=index, context=160, waiting=1, order=order)
+    large = Scene(index=index, context=160, waiting=10_000, nodes=20_000, order=order)
     assert large.calls() == small.calls()
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+def test_while_no_row_is_free_nobody_looks_at_the_queue(order: str) -> None:
+    small = Scene(index="radix", context=160, waiting=1, order=order)
+    large = Scene(index="radix", context=160, waiting=1000, order=order)
+    assert large.calls() == small.calls()
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority", "lof"])
+def test_one_that_waits_for_blocks_costs_the_same_whoever_waits_behind_it(order: str) -> None:
+    def calls(waiting: int) -> int:
+        scene = Scene(index="radix", context=160, waiting=0, order=order)
+        scene.scheduler.finish(scene.scheduler.running[0])
+        scene.add(80_000)
+        for _ in range(waiting):
+            scene.add(80_000)
+        scene.step()
+        assert scene.scheduler.num_waiting == 1 + waiting
+        return scene.calls()
+
+    assert calls(1000) == calls(1)
 
 
 @pytest.mark.parametrize("index", ["none", "radix", "hashed"])

@@ -7,7 +7,8 @@ from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
 from treadle.schedule.draft import Flight
-from treadle.schedule.order import Fcfs
+from treadle.schedule.order.build import OrderParams, build_order
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
@@ -26,10 +27,11 @@ class Table:
         rows: int = 8,
         budget: int = 100,
         index: str = "none",
+        order: str = "fcfs",
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
-        waiting: Fcfs[Request] = Fcfs()
+        waiting: WaitingOrder[Request] = build_order(order, OrderParams())
         self.scheduler = build_scheduler(
             Limits(rows, budget, 0), waiting, self.kv, self.fence, worth_waiting=WORTH_WAITING
         )

@@ -186,7 +186,6 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"request_id": "x" * 257}, "request_id"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"stop_regex": "a+"}, "stop_regex"),
-        ({"priority": 1}, "priority"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"lora_path": "x"}, "lora_path"),
         ({"mirostat": 2}, "mirostat"),

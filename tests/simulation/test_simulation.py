@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.world import Group, World, random_prompt
+from treadle.schedule.order.build import ORDERS
 from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
 
@@ -26,7 +27,7 @@ CALLS: list[Callable[[int], Pause | Resume | ResetCache]] = [
 
 CASES = list(
     itertools.product(
-        ["none", "radix", "hashed"],
+        ["none", "radix", "hashed", "block-tree", "block-tree without copies"],
         [0, 1],
         [
             [Group(48, 1)],
@@ -42,9 +43,25 @@ CASES = list(
 
 @pytest.mark.parametrize(("index", "depth", "groups"), CASES)
 def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
+    live(index, depth, groups, "fcfs")
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"fcfs"}))
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("groups", [CASES[0][2], CASES[3][2]], ids=["whole", "window"])
+def test_random_life_in_any_order(order: str, depth: int, groups: list[Group]) -> None:
+    live("radix", depth, groups, order)
+
+
+def live(index: str, depth: int, groups: list[Group], order: str) -> None:
     rng = random.Random(f"{index}{depth}{groups}")
     world = World(
-        index, groups=groups, depth=depth, rows=rng.randint(2, 5), budget=rng.randint(3, 20)
+        index,
+        groups=groups,
+        depth=depth,
+        rows=rng.randint(2, 5),
+        budget=rng.randint(3, 20),
+        order=order,
     )
     capacity = min(world.kv.capacity_tokens, world.window)
     salts = ["", "", "other"]
@@ -62,6 +79,8 @@ def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
                 salt=rng.choice(salts),
                 seed=rng.randrange(3),
                 params=params,
+                priority=rng.choice([None, 0, 1, -1]),
+                routing_key=rng.choice(["", "a", "b"]),
             )
         alive = [key for key in world.sent if key not in world.ends]
         if alive and rng.random() < 0.06:
@@ -92,6 +111,13 @@ def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
     # Requests that keep only a window seldom outgrow what they were admitted with.
     assert world.scheduler.counters.preemptions > 0 or all(group.window for group in groups)
     assert (world.scheduler.counters.prefix_hits > 0) == (index != "none")
+    assert (world.num_copies > 0) == (index == "block-tree" and _part_blocks(groups))
+
+
+def _part_blocks(groups: list[Group]) -> bool:
+    """Whether part of a block can be found again: where every group finds all to the token."""
+    whole = all(group.block_size == 1 or group.window is None for group in groups)
+    return whole and any(group.block_size > 1 for group in groups)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -9,14 +9,20 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
+from treadle.engine.limits import UNLIMITED
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
+from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.order import Fcfs
+from treadle.schedule.order.build import OrderParams, build_order
+from treadle.schedule.order.in_batch import InBatchCheck
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import (
     Delta,
@@ -30,6 +36,12 @@ from treadle.wire.plan import RowWork, StepPlan, StepResult
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB = 50
+
+COUNTING = Priorities("count")
+
+ORDERING = OrderParams(check=InBatchCheck(2, 3), sort_limit=5)
+"""Thresholds that prompts of a few tokens meet."""
+
 EOS = 7
 ROOT = 12345
 
@@ -88,7 +100,11 @@ class Group:
 
     def build(self, index: str, budget: int) -> PrefixCache:
         window = None if self.window is None else Window(self.window, budget)
-        return build_prefix_cache(index, self.num_blocks, self.block_size, window)
+        kind, _, without = index.partition(" without ")
+        partial = PartialReuse(copies=without != "copies") if kind == "block-tree" else None
+        return build_prefix_cache(
+            kind, self.num_blocks, self.block_size, window, partial_reuse=partial
+        )
 
 
 class DigestRunner:
@@ -112,6 +128,9 @@ class DigestRunner:
             self._history[join.row] = {}
             for tables in self._tables:
                 tables[join.row] = {}
+        for copy in plan.copies:
+            memory = self._memory[copy.group]
+            memory[copy.target] = list(memory[copy.source])
         for work in plan.work:
             for edit in work.edits:
                 table = self._tables[edit.group][work.row]
@@ -205,10 +224,13 @@ class World:
         budget: int = 16,
         scores: int = 3,
         worth_waiting: int = 3,
+        order: str = "fcfs",
+        priorities: Priorities = COUNTING,
+        limits: ServerLimits = UNLIMITED,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
-        waiting: Fcfs[Request] = Fcfs()
+        waiting: WaitingOrder[Request] = build_order(order, ORDERING)
         self.scheduler = build_scheduler(
             Limits(rows, budget, scores), waiting, self.kv, self.fence, worth_waiting=worth_waiting
         )
@@ -218,6 +240,8 @@ class World:
             max_model_len=self.window,
             eos_token_ids=(EOS,),
             overlap_depth=depth,
+            priorities=priorities,
+            limits=limits,
         )
         executor = LateExecutor(DigestRunner(groups, rows))
         self.engine = Engine(served, self.scheduler, self.kv, self.fence, executor)
@@ -227,6 +251,9 @@ class World:
         self.cached: dict[str, int] = {}
         self.scores: dict[str, list[tuple[int, float]]] = {}
         self.done: dict[int, bool] = {}
+        self.num_copies = 0
+        self._written: dict[int, set[tuple[int, int]]] = {}
+        """By step in flight: (group, block)."""
         self._named: dict[int, dict[Request, set[tuple[int, int]]]] = {}
         self._watch_plans()
 
@@ -237,10 +264,20 @@ class World:
         salt: str = "",
         seed: int = 0,
         params: SamplingParams | None = None,
+        priority: int | None = None,
+        routing_key: str = "",
     ) -> str:
         key = f"r{len(self.sent)}"
         params = params or SamplingParams(max_tokens=8)
-        message = Generate(request_id=key, prompt=prompt, params=params, seed=seed, cache_salt=salt)
+        message = Generate(
+            request_id=key,
+            prompt=prompt,
+            params=params,
+            seed=seed,
+            cache_salt=salt,
+            priority=priority,
+            routing_key=routing_key,
+        )
         self.sent[key] = message
         self.answers[key] = []
         self.scores[key] = []
@@ -299,7 +336,7 @@ class World:
 
     def _watch_plans(self) -> None:
         """Assert the lifetime rule on each plan: a block it writes is named by no other request's
-        step in flight; and the limits of a step."""
+        step in flight, nor written by one a block that it copies; and the limits of a step."""
         plan = self.scheduler.plan
 
         def watched() -> object:
@@ -315,12 +352,19 @@ class World:
             )
             settled = self.fence.next_step - 1 - self.fence.in_flight
             self._named = {step: n for step, n in self._named.items() if step > settled}
+            self._written = {step: n for step, n in self._written.items() if step > settled}
+            for copy in flight.plan.copies:
+                self.num_copies += 1
+                source = (copy.group, copy.source)
+                assert all(source not in blocks for blocks in self._written.values())
+            written = self._written[flight.plan.step] = set()
             for request, work in zip(flight.requests, flight.plan.work, strict=True):
                 for group, part in enumerate(request.lease.parts):
                     size = self.kv.groups[group].block_size
                     end = work.start + work.num_tokens
                     for index in range(work.start // size, -(-end // size)):
                         self._assert_free(request, (group, part.blocks[index]))
+                        written.add((group, part.blocks[index]))
             self._named[flight.plan.step] = {
                 request: {
                     (group, block)

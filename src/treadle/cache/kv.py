@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
+from treadle.cache.block_tree import BlockTreePrefixCache, PartialReuse
+from treadle.cache.eviction import EVICTIONS
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
-from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, Window
+from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, PrefixTree, Window
 from treadle.cache.radix import RadixPrefixCache
-from treadle.wire.plan import BlockEdit
-
-INDEXES: Mapping[str, Callable[[int, int], PrefixCache]] = {
-    "none": NoPrefixCache,
-    "radix": RadixPrefixCache,
-    "hashed": HashedPrefixCache,
-}
+from treadle.wire.plan import BlockCopy, BlockEdit
 
 
 @dataclasses.dataclass
@@ -48,7 +43,7 @@ class KVCache:
 
     def __init__(self, groups: Sequence[PrefixCache]) -> None:
         self.groups = list(groups)
-        self._alignment = math.lcm(*(group.block_size for group in groups))
+        self._copies: list[BlockCopy] = []
 
     @property
     def finds_prefixes(self) -> bool:
@@ -72,15 +67,21 @@ class KVCache:
 
     def match(self, tokens: Sequence[int], salt: str) -> KVMatch:
         """The longest prefix known to every group. Groups shorten it in turn until all agree: one
-        that keeps only a window may know a long prefix and not a shorter one."""
-        common = len(tokens)
+        that keeps only a window may know a long prefix and not a shorter one, and one of larger
+        blocks, or that shares only whole ones, may not know it to the token."""
         while True:
-            common -= common % self._alignment
-            parts = [group.match(tokens[:common], salt) for group in self.groups]
-            shortest = min(part.num_tokens for part in parts)
-            if shortest == common:
+            parts = [group.match(tokens, salt) for group in self.groups]
+            common = min(part.num_tokens for part in parts)
+            if all(part.num_tokens == common for part in parts):
                 return KVMatch(common, parts)
-            common = shortest
+            tokens = tokens[:common]
+
+    def path(self, match: KVMatch) -> Sequence[object]:
+        """The match as nodes of the first index that is a tree; empty where none is."""
+        for group, part in zip(self.groups, match.parts, strict=True):
+            if isinstance(group, PrefixTree):
+                return group.path(part)
+        return ()
 
     def fits(self, match: KVMatch, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` beginning with `match` could get all blocks now."""
@@ -94,8 +95,22 @@ class KVCache:
         """Hold a match; the edits write it into a fresh row."""
         pairs = zip(self.groups, match.parts, strict=True)
         lease = KVLease([group.lease(part, salt) for group, part in pairs])
+        self._copies += [
+            BlockCopy(group, *part.copy)
+            for group, part in enumerate(lease.parts)
+            if part.copy is not None
+        ]
         parts = enumerate(lease.parts)
         return lease, [BlockEdit(g, 0, list(part.blocks)) for g, part in parts if part.blocks]
+
+    def take_copies(self) -> list[BlockCopy]:
+        """What the leases made since the last call begin with, for the next plan.
+
+        Nothing holds a source until then, or until that step has settled: copies run before the
+        plan's work, and plans run in order, so what is written over it comes later in any case.
+        """
+        copies, self._copies = self._copies, []
+        return copies
 
     def grow(self, lease: KVLease, num_tokens: int) -> list[BlockEdit] | None:
         """Blocks for positions up to num_tokens - 1, in every group or none (then None)."""
@@ -148,15 +163,24 @@ class KVCache:
 
 
 def build_prefix_cache(
-    kind: str, num_blocks: int, block_size: int, window: Window | None = None
+    kind: str,
+    num_blocks: int,
+    block_size: int,
+    window: Window | None = None,
+    *,
+    eviction: str = "lru",
+    partial_reuse: PartialReuse | None = None,
 ) -> PrefixCache:
-    """The index of one group. A sliding window is kept by the hash index under either kind: a tree
-    would hold on to whole paths."""
-    if window is None:
-        return INDEXES[kind](num_blocks, block_size)
+    """The index of one group. A sliding window is kept by the hash index under every kind: a tree
+    would hold on to whole paths. `eviction` is the radix tree's and `partial_reuse` the block
+    tree's."""
     if kind == "none":
         return NoPrefixCache(num_blocks, block_size, window)
-    return HashedPrefixCache(num_blocks, block_size, window)
+    if kind == "hashed" or window is not None:
+        return HashedPrefixCache(num_blocks, block_size, window)
+    if kind == "block-tree":
+        return BlockTreePrefixCache(num_blocks, block_size, partial_reuse)
+    return RadixPrefixCache(num_blocks, block_size, EVICTIONS[eviction])
 
 
 def _num_held(match: Match) -> int:

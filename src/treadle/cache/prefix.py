@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 NO_BLOCK = -1
 """In a block table: the position slid out of the window, or never had a block here."""
@@ -31,9 +31,10 @@ class Match(NamedTuple):
     """The longest known prefix. Valid until the cache next changes."""
 
     num_tokens: int
-    """A multiple of the block size."""
+    """A multiple of the block size, unless the index can go on with part of a block."""
     blocks: list[int]
-    """One per block of the prefix; NO_BLOCK where the window no longer reaches."""
+    """One per block of the prefix that will be held as it is; NO_BLOCK where the window no longer
+    reaches."""
     num_evictable: int
     """How many of `blocks` nobody holds, so that leasing them lowers `num_available`."""
     place: Any = None
@@ -51,6 +52,11 @@ class Lease:
     """Leading tokens whose blocks are in the index; a multiple of the block size."""
     anchor: Any = None
     """Where the published part ends in the index; private to the index."""
+    copy: tuple[int, int] | None = None
+    """The last of the matched blocks is the lease's own, the second of these: the first, which
+    others hold or go on from, is to be copied into it before the lease's first step."""
+    priority: int = 0
+    """How much what it publishes is worth keeping, for an index that evicts by it."""
 
 
 class Published(NamedTuple):
@@ -75,6 +81,8 @@ class PrefixCache(Protocol):
     num_blocks: int
     version: int
     """Grows with whatever may make a match found before another one, or invalid."""
+    num_evicted: int
+    """Cached blocks that had to make room for others, since the start."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -124,6 +132,16 @@ class PrefixCache(Protocol):
 
     def check(self, leases: Sequence[Lease]) -> None:
         """Assert the invariants, given all leases alive and no surplus outstanding."""
+        ...
+
+
+@runtime_checkable
+class PrefixTree(Protocol):
+    """An index in which a prefix is a way from the root."""
+
+    def path(self, match: Match) -> Sequence[object]:
+        """The nodes that a match passes; it may end in the middle of the last one's edge. Requests
+        that share nodes share the tokens of their edges."""
         ...
 
 

@@ -20,9 +20,14 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         marks: dict[str, Given] = {}
-        translated = list(_Translation(self, ctx, marks).run(args))
+        translation = _Translation(self, ctx, marks)
+        translated = list(translation.run(args))
         ctx.meta[MARKS] = marks
-        return super().parse_args(ctx, translated)
+        try:
+            return super().parse_args(ctx, translated)
+        except click.BadParameter as error:
+            error.param_hint = translation.as_written(error.param) or error.param_hint
+            raise
 
 
 class _Translation:
@@ -38,6 +43,12 @@ class _Translation:
         self._marks = marks
         self._own: dict[str, str] = {}
 
+    def as_written(self, parameter: click.Parameter | None) -> str:
+        """The flag of another engine that a setting was given by; empty for our own."""
+        setting = "" if parameter is None else parameter.name or ""
+        flag = self._own.get(setting, "")
+        return f"{flag} ({setting} here)" if setting in self._marks else ""
+
     def run(self, args: list[str]) -> Iterator[str]:
         waiting = list(args)
         while waiting:
@@ -46,8 +57,11 @@ class _Translation:
                 yield from (word, *waiting)
                 return
             flag, is_joined, joined = word.partition("=")
+            if flag not in self._options and flag.replace("_", "-") in self._options:
+                flag = flag.replace("_", "-")
+                word = f"{flag}{is_joined}{joined}"
             option = self._options.get(flag)
-            alias = None if option or not flag.startswith("-") else ALIASES.get(_name(flag))
+            alias = None if option or not flag.startswith("-") else _alias(flag)
             if alias is not None:
                 values = [joined] if is_joined else _take(alias, flag, waiting)
                 yield from self._translated(alias, flag, values)
@@ -85,8 +99,13 @@ class _Translation:
             raise click.UsageError(f"{before} and {flag} both set {setting}")
 
 
-def _name(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
+_MODEL = Alias("model", "vLLM", "model")
+"""Where our command has it as an argument."""
+
+
+def _alias(flag: str) -> Alias | None:
+    name = flag.lstrip("-").replace("-", "_")
+    return _MODEL if name == _MODEL.name else ALIASES.get(name)
 
 
 def _take(alias: Alias, flag: str, waiting: list[str]) -> list[str]:

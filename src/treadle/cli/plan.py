@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,11 +70,12 @@ def plan(model: str, *, as_json: bool, weight_dtype: Any, **given: Any) -> int:
     MODEL is a .gguf file, a model's directory, a config.json or a hub id. No weights are read."""
     import msgspec
 
+    from treadle.cli.described import locate
     from treadle.cli.plan_text import plan_text, plan_values
     from treadle.config.memory_plan import plan as plan_memory
     from treadle.models.outline_files import outline_of
 
-    outline = outline_of(_locate(model), weight_dtype)
+    outline = outline_of(locate(model), weight_dtype)
     shape = model_shape(outline)
     wish = _wish(outline, given)
     found = plan_memory(shape, wish)
@@ -128,6 +128,8 @@ def _wish(outline: Outline, given: dict[str, Any]) -> Wish:
     from treadle.errors import StartError
 
     device = _device(given["gpu_memory"], given["device"])
+    if device.count > 1 and given["tp"] not in (1, device.count):
+        raise StartError(f"{device.title!r} and --tp {given['tp']} say different numbers")
     window = given["max_model_len"] or outline.max_positions
     if window > outline.max_positions:
         raise StartError(
@@ -139,7 +141,9 @@ def _wish(outline: Outline, given: dict[str, Any]) -> Wish:
         device_name=device.name,
         device_bytes=device.memory_bytes,
         device_mib=device.nominal_mib,
-        topology=Topology(tensor=given["tp"], pipeline=given["pp"], experts=given["ep"]),
+        topology=Topology(
+            tensor=max(given["tp"], device.count), pipeline=given["pp"], experts=given["ep"]
+        ),
         kv_format=given["kv_dtype"] or outline.dtype,
         window=window,
         lengths=tuple(sorted({*(given["request_tokens"] or (min(4096, window), window))})),
@@ -161,17 +165,3 @@ def _device(size: str | None, name: str | None) -> Any:
     if device.memory_bytes is None:
         raise StartError(f"the memory of {device.name!r} is not known; name it with --gpu-memory")
     return device
-
-
-def _locate(model: str) -> Path:
-    """Where the model is; of one on the hub, only its config.json is fetched."""
-    from treadle.models.hub import hub_config, hub_id
-    from treadle.models.source import resolve_model
-
-    path = Path(model).expanduser()
-    if path.suffix == ".json" and path.is_file():
-        return path
-    found = None if path.exists() else hub_id(model)
-    if found is not None and found.gguf is None:
-        return hub_config(found)
-    return resolve_model(model)

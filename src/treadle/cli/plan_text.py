@@ -123,6 +123,8 @@ def _pools(plan: MemoryPlan) -> Iterator[str]:
 
 
 def _requests(wish: Wish, plan: MemoryPlan) -> Iterator[str]:
+    if all(rule.budget is None for rule in plan.rules):
+        return
     for first in range(0, len(wish.lengths), _COLUMNS):
         lengths = wish.lengths[first : first + _COLUMNS]
         columns = "".join(f"{f'of {length:,}':>14}" for length in lengths)

@@ -7,9 +7,9 @@ what runs anyway is taken; one whose feature is absent is refused by name. None 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from treadle.config.settings import KVMemoryRule
+from treadle.config.settings import KVMemoryRule, OrderName
 from treadle.errors import StartError
 
 Takes = Literal["value", "nothing", "values"]
@@ -28,6 +28,8 @@ class Alias(NamedTuple):
     """The values it may have → ours; any other is refused. Ours may be None: left open."""
     rule: KVMemoryRule | None = None
     """The memory rule that a fraction belongs to."""
+    against: tuple[str, Any] | None = None
+    """A setting's value that contradicts what the flag asks for."""
     note: str = ""
     """What differs, or why it is refused."""
     takes: Takes = "value"
@@ -44,7 +46,14 @@ class Meant(NamedTuple):
     note: str
 
 
-_STRUCTURED = "structured output is not there yet"
+_GRAMMARS = {
+    "auto": "auto",
+    "guidance": "llguidance",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+    "outlines": "outlines",
+    "lm-format-enforcer": "lm-format-enforcer",
+}
 _DRAFTS = "speculative decoding is not there yet"
 _LORA = "LoRA adapters are not there yet"
 _APART = "prefill and decode cannot be on different servers yet"
@@ -55,9 +64,18 @@ _WEIGHTS = "weights are used as the file has them"
 _CODE = "a model's files are data here, and none of their code is run"
 _TLS = "TLS is for a proxy in front of the server"
 _GPU = "there are no kernels for GPUs yet"
-_ORDER = "requests are admitted first come, first served; other orders are not there yet"
+_ATTENTION = "each backend has one attention of its own"
+_DEVICES = "several devices are not there yet"
+_TOKENIZER = "texts and tokens go through the model's own tokenizer"
+_SEED = "a seed is a request's: without one its tokens are drawn anew each time"
+_LOG = "the log has one level"
+_GENERATES = "models generate here; embeddings and scores are not there yet"
 _ONE = {"1": None}
-_FCFS = {"fcfs": None}
+_ORDERS: dict[str, Any] = {
+    # Left open, for priorities may make another of it.
+    "fcfs": None,
+    **{name: name for name in get_args(OrderName) if name not in ("fcfs", "priority")},
+}
 _KV_TYPES = {
     "auto": None,
     "float16": "f16",
@@ -90,6 +108,7 @@ _SAME = (
     Alias("ctx_size", L, "max_model_len", note=_SLOTS),
     Alias("c", L, "max_model_len", note=_SLOTS),
     Alias("page_size", S, "block_size"),
+    Alias("guided_decoding_backend", f"{V}, {T}", "grammar_backend", values=_GRAMMARS),
     Alias("tokens_per_block", T, "block_size"),
     Alias("kv_cache_dtype", f"{V}, {S}", "kv_dtype", values=_KV_TYPES),
     Alias("cache_type_k", L, "kv_dtype", values=_KV_TYPES, note="of K and V alike"),
@@ -107,6 +126,12 @@ _SAME = (
     Alias("disable_overlap_schedule", S, "overlap_depth", fixed=0, takes="nothing"),
     Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
     Alias("t", L, "threads"),
+    Alias("scheduling_policy", V, "order", values={"fcfs": None, "priority": "priority"}),
+    Alias("schedule_policy", S, "order", values=_ORDERS),
+    Alias("enable_priority_scheduling", S, "priorities", fixed="count", takes="nothing"),
+    Alias("abort_on_priority_when_disabled", S, "priorities", fixed="abort", takes="nothing"),
+    Alias("schedule_low_priority_values_first", S, "low_priority_values_first", fixed=True,
+          takes="nothing"),
     Alias("model_path", S, "model"),
     Alias("m", L, "model"),
     Alias("hf_repo", L, "model"),
@@ -119,19 +144,17 @@ _SAME = (
 
 _ALWAYS = (
     Alias("enable_prefix_caching", V, fixed=True, takes="nothing",
-          note="on unless prefix_cache says none"),
+          against=("prefix_cache", "none"), note="on unless prefix_cache says none"),
     Alias("enable_chunked_prefill", f"{V}, {T}", fixed=True, takes="nothing", note="always so"),
     Alias("enable_prompt_tokens_details", V, fixed=True, takes="nothing", note="always so"),
     Alias("enable_cache_report", S, fixed=True, takes="nothing", note="always so"),
     Alias("enable_metrics", S, fixed=True, takes="nothing", note="always so"),
     Alias("jinja", L, fixed=True, takes="nothing", note="always so"),
-    Alias("scheduling_policy", V, values=_FCFS, note=_ORDER),
-    Alias("schedule_policy", S, values=_FCFS, note=_ORDER),
     Alias("load_format", f"{V}, {S}", values={"auto": None, "safetensors": None, "gguf": None},
           note="the file says its format"),
     Alias("dtype", f"{V}, {S}", values={"auto": None}, note=_WEIGHTS),
     *(
-        Alias(name, engine, values=_ONE, note="several devices are not there yet")
+        Alias(name, engine, values=_ONE, note=_DEVICES)
         for name, engine in (
             ("tensor_parallel_size", V), ("tp", S), ("tp_size", f"{S}, {T}"),
             ("pipeline_parallel_size", V), ("pp", S), ("pp_size", f"{S}, {T}"),
@@ -157,15 +180,13 @@ _ABSENT = (
     Alias("disable_cuda_graph", S, takes="nothing", note=_GRAPHS),
     Alias("cuda_graph_max_bs", S, note=_GRAPHS),
     Alias("compilation_config", V, note=_GRAPHS),
-    Alias("attention_backend", f"{V}, {S}", note="each backend has one attention of its own"),
-    Alias("attn_backend", T, note="each backend has one attention of its own"),
+    Alias("attention_backend", f"{V}, {S}", note=_ATTENTION),
+    Alias("attn_backend", T, note=_ATTENTION),
     Alias("sampling_backend", S, note="there is one sampler"),
     Alias("quantization", f"{V}, {S}", note=_WEIGHTS),
     Alias("trust_remote_code", f"{V}, {S}, {T}", takes="nothing", note=_CODE),
-    Alias("structured_outputs_config", V, note=_STRUCTURED),
-    Alias("grammar_backend", S, note=_STRUCTURED),
-    Alias("guided_decoding_backend", f"{V}, {T}", note=_STRUCTURED),
-    Alias("grammar", L, note=_STRUCTURED),
+    Alias("structured_outputs_config", V, note="--grammar-backend names the backend"),
+    Alias("grammar", L, note="a grammar is a request's"),
     Alias("speculative_config", f"{V}, {T}", note=_DRAFTS),
     Alias("speculative_algorithm", S, note=_DRAFTS),
     Alias("speculative_draft_model_path", S, note=_DRAFTS),
@@ -185,9 +206,8 @@ _ABSENT = (
     Alias("tool_call_parser", f"{V}, {S}", note=_TOOLS),
     Alias("reasoning_parser", f"{V}, {S}", note=_TOOLS),
     Alias("enable_auto_tool_choice", V, takes="nothing", note=_TOOLS),
-    Alias("enable_expert_parallel", V, takes="nothing", note="several devices are not there yet"),
-    Alias("enable_dp_attention", S, takes="nothing", note="several devices are not there yet"),
-    Alias("enable_priority_scheduling", S, takes="nothing", note=_ORDER),
+    Alias("enable_expert_parallel", V, takes="nothing", note=_DEVICES),
+    Alias("enable_dp_attention", S, takes="nothing", note=_DEVICES),
     Alias("enable_sleep_mode", V, takes="nothing",
           note="memory is not given back while the server runs"),
     Alias("ssl_keyfile", f"{V}, {S}", note=_TLS),
@@ -196,9 +216,44 @@ _ABSENT = (
     Alias("ngl", L, note=_GPU),
     Alias("device", f"{V}, {S}", values={"cpu": None}, note=_GPU),
 )
+
+_ELSEWHERE = (
+    Alias("tokenizer", f"{V}, {T}", note=_TOKENIZER),
+    Alias("tokenizer_path", S, note=_TOKENIZER),
+    Alias("tokenizer_mode", f"{V}, {S}", values={"auto": None}, note=_TOKENIZER),
+    Alias("skip_tokenizer_init", f"{V}, {S}", takes="nothing", note=_TOKENIZER),
+    Alias("revision", f"{V}, {S}", note="it is part of the model's id: org/name@revision"),
+    Alias("download_dir", f"{V}, {S}", note="TREADLE_CACHE says where fetched models are kept"),
+    Alias("extra_llm_api_options", T, note="options say all that it may hold, or --config"),
+    Alias("seed", V, note=_SEED),
+    Alias("random_seed", S, note=_SEED),
+    Alias("log_level", f"{S}, {T}", values={"info": None}, note=_LOG),
+    Alias("uvicorn_log_level", V, values={"info": None}, note=_LOG),
+    Alias("disable_log_requests", V, fixed=True, takes="nothing",
+          note="log_requests alone turns them on"),
+    Alias("swap_space", V, values={"0": None}, note=_TIERS),
+    Alias("task", V, values={"auto": None, "generate": None}, note=_GENERATES),
+    Alias("runner", V, values={"auto": None, "generate": None}, note=_GENERATES),
+    Alias("is_embedding", S, takes="nothing", note=_GENERATES),
+    Alias("max_logprobs", V, values={"20": None}, note="20 are the most for a token"),
+    Alias("stream_interval", f"{V}, {S}, {T}", values=_ONE, note="every token is sent"),
+    Alias("max_beam_width", T, values=_ONE, note="beam search is not there yet"),
+    Alias("distributed_executor_backend", V, values={"mp": None, "uni": None}, note=_DEVICES),
+    Alias("gpus_per_node", T, values=_ONE, note=_DEVICES),
+    Alias("max_seq_len_to_capture", V, note=_GRAPHS),
+    Alias("cuda_graph_sizes", V, note=_GRAPHS),
+    Alias("enable_torch_compile", S, takes="nothing", note=_GRAPHS),
+    Alias("flash_attn", L, values={"on": None, "auto": None}, note=_ATTENTION),
+    Alias("fa", L, values={"on": None, "auto": None}, note=_ATTENTION),
+    Alias("cont_batching", L, fixed=True, takes="nothing", note="always so"),
+    Alias("cb", L, fixed=True, takes="nothing", note="always so"),
+)
+"""Of the server around the engine, and of what is chosen for a run."""
 # fmt: on
 
-ALIASES: Mapping[str, Alias] = {alias.name: alias for alias in (*_SAME, *_ALWAYS, *_ABSENT)}
+ALIASES: Mapping[str, Alias] = {
+    alias.name: alias for alias in (*_SAME, *_ALWAYS, *_ABSENT, *_ELSEWHERE)
+}
 
 
 def meaning(alias: Alias, words: str, value: Any) -> Meant:

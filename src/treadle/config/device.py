@@ -6,6 +6,8 @@ they would on it. Reads nothing of this machine; `hardware` does.
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Literal
 
 import msgspec
@@ -14,6 +16,7 @@ from treadle.config.byte_size import GIB, MIB, parse_bytes
 from treadle.errors import StartError
 
 _SELLERS_GB = 10**9
+_SEVERAL = re.compile(r"\s*([1-9][0-9]{0,3})\s*[x×*]\s*(.*[a-zA-Z].*)")
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -27,6 +30,12 @@ class Device(msgspec.Struct, frozen=True):
     """Of one device, as its driver reports it."""
     capability: tuple[int, int] | None = None
     """CUDA's number for the generation: (8, 0) is an A100, (9, 0) an H100."""
+    count: int = 1
+    """Of such devices, which share each layer (tensor parallel)."""
+
+    @property
+    def title(self) -> str:
+        return self.name if self.count == 1 else f"{self.count} × {self.name}"
 
     @property
     def nominal_mib(self) -> int | None:
@@ -67,17 +76,29 @@ KNOWN: dict[str, Device] = {
 
 def described(name: str) -> Device:
     """The device of a known name, or a CUDA device of an amount of memory such as "80GB" or
-    "79.6GiB", whose generation is not known. Raises StartError for anything else."""
+    "79.6GiB", whose generation is not known; "4xh100-80gb" are four that share each layer. Raises
+    StartError for anything else."""
+    several = _SEVERAL.fullmatch(name)
+    if several is not None:
+        one = described(several[2])
+        if one.kind == "cpu":
+            raise StartError(f"device is {name!r}; only devices that are not here can be several")
+        return msgspec.structs.replace(one, count=int(several[1]))
     known = KNOWN.get(name.lower())
     if known is not None:
         return known
     try:
         memory = parse_bytes(name, "device")
     except StartError:
+        near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
+        meant = [known for known in KNOWN if name and known.startswith(name.lower())] or near
+        hint = f"did you mean {' or '.join(meant)}? Known are" if meant else "known are"
         raise StartError(
-            f"there is no device {name!r}; known are {', '.join(KNOWN)}, or an amount of memory"
-            " such as 80GB"
+            f"there is no device {name!r}; {hint} {', '.join(KNOWN)}, or an amount of memory"
+            " such as 80GB, and 4x80GB for four"
         ) from None
     if memory < GIB:
-        raise StartError(f"device is {name!r}; a device has at least a GiB of memory")
+        raise StartError(
+            f"device is {name!r}; a device has at least a GiB of memory, written 80GB or 80GiB"
+        )
     return Device(name, "cuda", memory)

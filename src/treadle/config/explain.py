@@ -80,6 +80,8 @@ class Case:
     machine: Hardware
     device: Device | None = None
     server: ServerSettings | None = None
+    remark: str = ""
+    """Why the model cannot run here, where it was described and not loaded."""
 
     @property
     def where(self) -> Device:
@@ -95,7 +97,7 @@ def explain(
     return Explanation(
         preset=resolved.preset,
         model=case.model.name,
-        device=case.where.name,
+        device=case.where.title,
         path=_path(case, resolved),
         sections=_sections(case, resolved),
         flags=_flags(case.user),
@@ -121,13 +123,16 @@ def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:
     ]
     if case.where.kind == "cuda":
         text = f"treadle has no kernels for {case.where.name} yet; values below are what"
-        facts.insert(0, Fact("NOT RUN", f"{text} rules and presets say for it"))
+        each = "; memory is of each device" if case.where.count > 1 else ""
+        facts.insert(0, Fact("NOT RUN", f"{text} rules and presets say for it{each}"))
+    if case.remark:
+        facts.insert(0, Fact("NOT HERE", case.remark))
     return tuple(facts)
 
 
 def _sections(case: Case, resolved: Resolved) -> tuple[Section, ...]:
     sections = []
-    for name in ("model", "cache", "schedule", "runtime"):
+    for name in ("model", "cache", "schedule", "order", "runtime"):
         values = msgspec.structs.asdict(getattr(resolved, name))
         reasons = resolved.reasons
         sections.append(
@@ -163,13 +168,25 @@ def _server(server: ServerSettings, user: EngineSettings) -> tuple[Value, ...]:
 
 def _flags(user: EngineSettings) -> tuple[Fact, ...]:
     """What is noted under another name than a setting's had no setting to become."""
-    flags = []
+    became: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
     for name, mark in user.given.items():
         if mark.source == "argument":
-            became = "what runs anyway" if name == mark.words else name
-            note = f"; {mark.note}" if mark.note else ""
-            flags.append(Fact(mark.words, f"{became}{note}"))
-    return tuple(flags)
+            own = [] if name == mark.words else [_setting(user, name)]
+            became.setdefault(mark.words, []).extend(own)
+            notes[mark.words] = f"; {mark.note}" if mark.note else ""
+    return tuple(
+        Fact(words, " and ".join(names or ["what runs anyway"]) + notes[words])
+        for words, names in became.items()
+    )
+
+
+def _setting(user: EngineSettings, name: str) -> str:
+    """A setting with its value; one of the server's by name alone."""
+    for section in (user.model, user.cache, user.schedule, user.runtime):
+        if hasattr(section, name):
+            return f"{name} {getattr(section, name)}"
+    return name
 
 
 def _knobs(view: View) -> tuple[KnobState, ...]:

@@ -58,6 +58,8 @@ def show_differences(
     """Only what differs, grouped by cause."""
     names = (PRESETS[first].label, PRESETS[second].label)
     yield from _wrapped(f"{names[0]} and {names[1]} on {explanation.device}", "", "")
+    if not explanation.differences:
+        yield "nothing differs"
     cause = ""
     for difference in explanation.differences:
         if difference.cause != cause:

@@ -16,6 +16,12 @@ class KVGroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in K and V of the group's layers for one token."""
     window: int | None = None
     """Tokens that a token sees, itself included; None sees all."""
+    kv_heads: int = 1
+    """Among which devices can share the numbers; 1 where a latent vector serves all heads."""
+
+    def values_on(self, devices: int) -> int:
+        """Of them, those that each of so many tensor-parallel devices holds."""
+        return self.values_per_token * -(-self.kv_heads // devices) // self.kv_heads
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +49,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_checkpoint_type: str | None = None
     """The type that the checkpoint wants K and V stored in."""
 
-    @property
-    def values_per_token(self) -> int:
-        """Of all groups."""
-        return sum(group.values_per_token for group in self.kv_groups)
+    def values_on(self, devices: int) -> int:
+        """Numbers in K and V of a token on each of so many devices, of all groups."""
+        return sum(group.values_on(devices) for group in self.kv_groups)

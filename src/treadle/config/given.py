@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import msgspec
 
 from treadle.config.aliases import ALIASES, Alias, meaning
+from treadle.config.fields import check
 from treadle.config.file import read_settings
 from treadle.config.settings import EngineSettings, Given, ServerSettings
 from treadle.errors import StartError
 
-OWN = ("preset", "usage", "given")
+OWN = ("preset", "usage", "bounds", "given")
 """Of EngineSettings itself, beside its sections."""
 
 
@@ -51,35 +52,52 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
     values = _without_aliases(rest, marks)
     path = given.get("config")
     if path is not None:
-        for name, value in read_settings(str(path), SECTIONS).items():
+        for name, value in _from_file(path).items():
             if name == "preset":
                 own.setdefault("preset", value)
-            elif name not in values and name not in given:
+            elif name not in values and given.get(name) is None:
                 marks.setdefault(name, Given("config file", f"in {path}"))
                 if name not in SECTIONS["server"]:
                     values[name] = value
+    _check_contradictions(marks, values)
     sections: dict[str, dict[str, object]] = {}
     for name, value in values.items():
+        check(name, value)
         sections.setdefault(PLACES[name], {})[name] = value
-    try:
-        return msgspec.convert({**own, "given": marks, **sections}, EngineSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise StartError(_explain(error, {**own, **values})) from None
+    if "preset" in own:
+        check("preset", own["preset"])
+    return msgspec.convert({**own, "given": marks, **sections}, EngineSettings, strict=False)
 
 
 def server_settings(given: Mapping[str, object], config: object = None) -> ServerSettings:
-    """The settings of these names, and those of the file's [server]; None means "not given". The
-    error shows no value: it may be a key."""
+    """The settings of these names, and those of the file's [server]; None means "not given". An
+    error repeats no key."""
     present: dict[str, object] = {}
     if config is not None:
-        content = read_settings(str(config), SECTIONS)
-        present = {n: value for n, value in content.items() if n in SECTIONS["server"]}
+        present = {n: v for n, v in _from_file(config).items() if n in SECTIONS["server"]}
     present |= {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert(present, ServerSettings)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise StartError(f"{path.rstrip('`')}: {reason[0].lower()}{reason[1:]}") from None
+    for name, value in present.items():
+        check(name, value)
+    return msgspec.convert(present, ServerSettings)
+
+
+def _from_file(path: object) -> dict[str, Any]:
+    """A file's settings, each checked where it stands: an error names the file and the table."""
+    content = read_settings(str(path), SECTIONS)
+    for name, value in content.items():
+        table = f"[{PLACES[name]}] " if name in PLACES else ""
+        check(name, value, where=f"{path}: {table}", strict=True)
+    return content
+
+
+def _check_contradictions(marks: Mapping[str, Any], values: Mapping[str, object]) -> None:
+    """A flag that asks for what runs anyway has no setting, so a setting may contradict it."""
+    for words in marks:
+        alias = ALIASES.get(words.lstrip("-").partition("=")[0].replace("-", "_"))
+        if alias is not None and alias.against is not None:
+            setting, value = alias.against
+            if values.get(setting) == value:
+                raise StartError(f"{words} asks for what {setting} {value} turns off")
 
 
 def _without_aliases(given: Mapping[str, object], marks: dict[str, Any]) -> dict[str, object]:
@@ -97,7 +115,9 @@ def _without_aliases(given: Mapping[str, object], marks: dict[str, Any]) -> dict
             for setting in found or (words,):
                 marks[setting] = Given("argument", words, note)
         for setting, meant in found.items():
-            if values.setdefault(setting, meant) != meant or (setting in given and setting != name):
+            before = values.setdefault(setting, meant)
+            same = before is meant or before == meant
+            if not same or (setting in given and setting != name):
                 raise StartError(f"{setting} is set twice, once by {name}")
     return values
 
@@ -112,23 +132,3 @@ def _alias(name: str, value: object) -> Alias | None:
     if alias.takes == "nothing" and not value:
         return ALIASES.get(f"no_{name}")
     return alias
-
-
-def _explain(error: msgspec.ValidationError, given: Mapping[str, object]) -> str:
-    """msgspec's sentence, with the field's plain name and the values it takes."""
-    reason, _, path = str(error).partition(" - at `$.")
-    *section, name = path.rstrip("`").split(".")
-    kind: Any = EngineSettings
-    for inner in section:
-        kind = next(f.type for f in msgspec.structs.fields(kind) if f.name == inner)
-    field = next(f for f in msgspec.structs.fields(kind) if f.name == name)
-    options = [field.type, *get_args(field.type), *get_args(next(iter(get_args(field.type)), None))]
-    allowed = [
-        str(value)
-        for option in options
-        if get_origin(option) is Literal
-        for value in get_args(option)
-    ]
-    if allowed:
-        reason = f"it must be one of {', '.join(dict.fromkeys(allowed))}"
-    return f"{name} is {given[name]!r}: {reason[0].lower()}{reason[1:]}"

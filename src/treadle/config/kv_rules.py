@@ -16,6 +16,7 @@ import msgspec
 from treadle.config.byte_size import gigabytes
 from treadle.errors import StartError
 
+_NO_ROOM = "the weights and what a step takes need more than the device has"
 VLLM_UTILIZATION = 0.92
 TRTLLM_FRACTION = 0.9
 
@@ -84,7 +85,9 @@ def vllm_budget(
         Term("other", -memory.other_bytes, "grew outside the allocator"),
         Term("graphs", -capture, "expected" if estimate_capture else "the estimate is off"),
     )
-    return _positive(terms, f"gpu_memory_utilization {utilization:g}", "raise it")
+    taken = -sum(term.num_bytes for term in terms[1:])
+    advice = "raise it" if taken < memory.total_bytes else _NO_ROOM
+    return _positive(terms, f"gpu_memory_utilization {utilization:g}", advice)
 
 
 def sglang_budget(memory: Memory, fraction: float, *, after_capture: bool = False) -> Budget:
@@ -111,7 +114,7 @@ def _least_fraction(terms: Sequence[Term]) -> str:
     """What to set instead, given what was free and what was taken of it."""
     free, taken = terms[0].num_bytes, -sum(term.num_bytes for term in terms[1:-1])
     if taken >= free:
-        return "the weights do not fit"
+        return _NO_ROOM
     suggested = math.ceil(Fraction(taken + 1, free) * 1000) / 1000
     return f"it must be above {taken / free:.4f}, say {suggested:g}"
 
@@ -138,7 +141,7 @@ def trtllm_budget(
         + memory.capture_bytes
         + temporary_pool_bytes
     )
-    left = memory.total_bytes - peak + temporary_pool_bytes
+    left = max(memory.total_bytes - peak + temporary_pool_bytes, 0)
     given = math.floor(left * share)
     terms = [
         Term("total", memory.total_bytes, "of the device"),
@@ -149,8 +152,7 @@ def trtllm_budget(
     bounds = [bound for bound in most_bytes if bound > 0]
     if bounds and min(bounds) < given:
         terms.append(Term("bound", min(bounds) - given, "max_tokens or max_gpu_total_bytes"))
-    advice = "there is too little memory"
-    return _positive(tuple(terms), f"free_gpu_memory_fraction {fraction:g}", advice)
+    return _positive(tuple(terms), f"free_gpu_memory_fraction {fraction:g}", _NO_ROOM)
 
 
 def _positive(terms: tuple[Term, ...], setting: str, advice: str) -> Budget:

@@ -58,12 +58,16 @@ class CaptureRule(Protocol):
     def which(self, step: Step) -> Replay: ...
 
 
+_MOST_DIGITS = 7
+
 _WORK = re.compile(r"\s*(decode|prefill)\s+([0-9]+(?:\s*,\s*[0-9]+)*)\s*")
 
 
 def parse_step(text: str) -> Step:
     """A step in words: "decode 40", "prefill 512", "prefill 100,28", "decode 40 prefill 100"."""
     decode_rows, at = 0, 0
+    if any(len(number) > _MOST_DIGITS for number in re.findall("[0-9]+", text)):
+        raise StartError(f"the step is {text!r}; it has more tokens than any engine computes")
     prefills: tuple[int, ...] = ()
     for found in _WORK.finditer(text):
         if found.start() != at:

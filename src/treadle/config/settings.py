@@ -13,6 +13,7 @@ from msgspec import Meta
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
+GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
@@ -21,6 +22,12 @@ Layout = Literal["api+engine", "http+scheduler+detokenizer", "proxy+worker"]
 
 KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
 """What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
+
+OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"]
+"""In which order waiting requests are looked at: `schedule.order`."""
+
+PriorityRule = Literal["ignore", "refuse", "abort", "count"]
+"""What becomes of a request's priority: `engine.priorities`."""
 
 Source = Literal[
     "argument",
@@ -39,6 +46,9 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 TextWorkers = Annotated[int, Meta(ge=0, le=64)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
+RowCount = Annotated[int, Meta(ge=1, le=2**16)]
+StepTokens = Annotated[int, Meta(ge=1, le=2**20)]
+"""There are tables with a place for each; a slip of the finger shall not ask for all memory."""
 Seconds = Annotated[float, Meta(ge=0)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
@@ -93,16 +103,53 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    max_num_seqs: Annotated[
-        AtLeastOne | None, Meta(description="Most requests running at once.")
-    ] = None
+    max_num_seqs: Annotated[RowCount | None, Meta(description="Most requests running at once.")] = (
+        None
+    )
     max_num_batched_tokens: Annotated[
-        AtLeastOne | None, Meta(description="Most tokens computed in one step.")
+        StepTokens | None, Meta(description="Most tokens computed in one step.")
     ] = None
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
     ] = None
+
+
+class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    order: Annotated[
+        OrderName | None, Meta(description="In which order waiting requests are looked at.")
+    ] = None
+    priorities: Annotated[
+        PriorityRule | None,
+        Meta(
+            description="What a request's priority does: nothing, a refusal with 400 (refuse) or"
+            " 503 (abort), or it counts."
+        ),
+    ] = None
+    low_priority_values_first: Annotated[
+        bool | None,
+        Meta(description="Whether smaller priorities are more important (vLLM), or larger."),
+    ] = None
+    missing_priority: Annotated[
+        Literal["zero", "worst"] | None,
+        Meta(description="The priority of a request that has none: 0 (vLLM), or the worst."),
+    ] = None
+    in_batch_check_threshold: Annotated[
+        int | None,
+        Meta(
+            description="lpm, hrrn: waiting requests with at most so many cached tokens are"
+            " compared with each other; -1: none."
+        ),
+    ] = None
+    in_batch_share_threshold: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: one that shares so many tokens with an earlier one waits."),
+    ] = None
+    sort_limit: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: with more waiting, first come, first served."),
+    ] = None
+    order_seed: Annotated[int | None, Meta(description="What the random order draws from.")] = None
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +167,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_postprocess_workers: Annotated[
         TextWorkers | None,
         Meta(description="Processes that make texts beside proxy and worker; 0: the proxy does."),
+    ] = None
+    grammar_backend: Annotated[
+        Literal["auto", GrammarBackendName] | None,
+        Meta(
+            description="Library that holds answers to schemas, regexes and grammars; none refuses "
+            "such requests. Those beside llguidance are extras to install."
+        ),
     ] = None
 
 
@@ -148,6 +202,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     8,000 tokens it is about a gigabyte, and at one answer a second more than an hour of waiting."""
     queue_timeout: Annotated[
         Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
+    ] = None
+    running_timeout: Annotated[
+        Seconds | None,
+        Meta(description="Seconds an answer may take from its start before it gets 503."),
     ] = None
     watchdog_timeout: Annotated[
         float,
@@ -218,15 +276,27 @@ class Given(msgspec.Struct, frozen=True):
     """What is different from what the words mean elsewhere."""
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Settings of a server that its engine sees to."""
+
+    max_queued: int | None = None
+    running_timeout: float | None = None
+
+
+UNBOUNDED = Bounds()
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
     preset: PresetName = "treadle"
     usage: Usage = "offline"
     """What the engine is started for; some presets decide by it."""
+    bounds: Bounds = UNBOUNDED
     given: dict[str, Given] = {}
     """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
+    order: OrderSettings = msgspec.field(default_factory=OrderSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)

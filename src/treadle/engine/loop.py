@@ -19,9 +19,10 @@ from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
 from treadle.engine.admission import Served, longest_answer, nothing_to_choose
 from treadle.engine.gate import Gate
+from treadle.engine.limits import gave_way
 from treadle.engine.replies import Replies
 from treadle.engine.request import Request
-from treadle.errors import InvalidRequest, RequestError
+from treadle.errors import InvalidRequest, OverloadError, RequestError, TreadleError
 from treadle.kernels.ops import NO_TOKEN
 from treadle.runner.executor import Executor
 from treadle.schedule.draft import Flight
@@ -75,6 +76,8 @@ class Engine:
 
     def step(self) -> list[FromEngine]:
         """Run one step, if any request can; returns all messages that are due."""
+        for request in self._served.limits.expired(self._scheduler.running, time.monotonic()):
+            self._fail(request, self._served.limits.took_too_long())
         flight = None if self._gate.is_shut else self._scheduler.plan()
         if flight is not None:
             self._note_started(flight)
@@ -152,10 +155,15 @@ class Engine:
             if message.request_id in self._requests:
                 raise InvalidRequest("this request id is in use", param="request_id")
             longest = longest_answer(message, self._served, self._kv.capacity_tokens)
-            request = Request.of(message, longest, time.monotonic())
-        except RequestError as error:
+            rank = self._served.priorities.rank(message.priority)
+            request = Request.of(message, longest, time.monotonic(), rank)
+            waiting = self._scheduler.waiting if self._gate.is_open else self._gate.held
+            worse = self._served.limits.displaced(request, waiting, self._scheduler.free_rows)
+        except (RequestError, OverloadError) as error:
             self._replies.failure(message.request_id, error)
             return
+        if worse is not None:
+            self._fail(worse, gave_way())
         self._num_prompt_tokens += request.num_prompt
         self._requests[request.request_id] = request
         if self._gate.is_open:
@@ -224,7 +232,9 @@ class Engine:
             return  # ended while this step was in flight: one wasted row
         assert work.output_index == request.num_output
         if token == NO_TOKEN:
-            self._fail(request)
+            # A step in flight computes a place for which no token ever came.
+            request.num_computed = min(request.num_computed, len(request.tokens))
+            self._fail(request, nothing_to_choose(request.params))
             return
         request.tokens.append(token)
         request.times.first_token = request.times.first_token or time.monotonic()
@@ -237,12 +247,10 @@ class Engine:
         else:
             self._replies.token(request, token, logprob)
 
-    def _fail(self, request: Request) -> None:
-        """There was nothing to choose. The others are not touched."""
-        # A step in flight computes a place for which no token ever came.
-        request.num_computed = min(request.num_computed, len(request.tokens))
+    def _fail(self, request: Request, error: TreadleError) -> None:
+        """The others are not touched."""
         self._leave(request)
-        self._replies.failure(request.request_id, nothing_to_choose(request.params))
+        self._replies.failure(request.request_id, error)
         self._answer_drained()
 
     def _finish(self, request: Request, token: int) -> tuple[Finish | None, int | None]:

@@ -52,9 +52,13 @@ class Request:
     edits: list[BlockEdit] = dataclasses.field(default_factory=list)
     in_token_table: bool = False
     cached_tokens: int | None = None
+    priority: int = 0
+    """Less is more important, whichever way it was asked for."""
+    routing_key: str = ""
+    prefilled_before: int = 0
 
     @classmethod
-    def of(cls, message: Generate, max_tokens: int, now: float) -> Request:
+    def of(cls, message: Generate, max_tokens: int, now: float, priority: int = 0) -> Request:
         params, num_prompt = message.params, len(message.prompt)
         scored = params.prompt_logprobs is not None
         # Nothing predicts the first token.
@@ -71,7 +75,13 @@ class Request:
             max_tokens=max_tokens,
             next_score=min(first_score, num_prompt),
             times=Times(arrived=now),
+            priority=priority,
+            routing_key=message.routing_key,
         )
+
+    @property
+    def arrived(self) -> float:
+        return self.times.arrived
 
     @property
     def num_output(self) -> int:

@@ -197,6 +197,11 @@ class KVPool(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    def copy(self, source: int, target: int) -> None:
+        """Make block `target` hold what block `source` holds, in every layer. Between two runs of
+        a program, never beside one; allocates nothing."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeTable:

@@ -232,6 +232,12 @@ _GEMMA3 = Family(
         "query_pre_attn_scalar": 256,
         "tie_word_embeddings": True,
         "rope_theta": 1e6,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "rms_norm_eps": 1e-6,
     },
     folder=(names.GEMMA,),
 )

@@ -59,6 +59,8 @@ class Outline:
     rest: Amount
     """Outside layers, on every device: the last norm, positions."""
     notes: tuple[str, ...] = ()
+    weight_type: str = ""
+    """What its layers' weights are stored as; empty where headers told sizes alone."""
 
     @property
     def weights(self) -> Amount:

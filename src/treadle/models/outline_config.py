@@ -83,7 +83,8 @@ class _Weights:
             embed=embed,
             head=NOTHING if tied else embed,
             rest=self._other(hidden * (1 + positions * learned)),
-            notes=facts.notes,
+            notes=facts.notes + _other_senses(fields),
+            weight_type=self._layers,
         )
 
     def _layer(self, facts: TokenFacts, layer: int, window: int | None) -> LayerOutline:
@@ -146,6 +147,12 @@ class _Weights:
 
     def _other(self, values: int) -> Amount:
         return Amount(values, num_bytes(self._others, values))
+
+
+def _other_senses(fields: Fields) -> tuple[str, ...]:
+    """Encoders beside the language model, whose sizes their own configuration hides."""
+    found = [sense for sense in ("vision", "audio") if fields.value(f"{sense}_config") is not None]
+    return tuple(f"the weights of its {sense} encoder are not counted" for sense in found)
 
 
 def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:

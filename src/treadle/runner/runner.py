@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.kernels.ops import Backend, FloatArray, Program, StepInputs
+from treadle.kernels.ops import Backend, FloatArray, KVPool, Program, StepInputs
 from treadle.runner.rows import LogitRows, RowTables, split
 from treadle.sampling.sampler import Sampler
 from treadle.wire.plan import RowWork, StepPlan, StepResult
@@ -23,12 +23,13 @@ class Runner:
         backend: Backend,
         program: Program,
         inputs: StepInputs,
-        block_sizes: Sequence[int],
+        pools: Sequence[KVPool],
         sampler: Sampler,
     ) -> None:
         self._backend = backend
         self._program = program
-        self._tables = RowTables(inputs, block_sizes)
+        self._tables = RowTables(inputs, [pool.spec.block_size for pool in pools])
+        self._pools = pools
         self._sampler = sampler
         self._rows = LogitRows([], [], [])
         self._logits: FloatArray | None = None
@@ -38,6 +39,8 @@ class Runner:
             self._sampler.leave(row)
         for join in plan.joins:
             self._sampler.join(join)
+        for copy in plan.copies:
+            self._pools[copy.group].copy(copy.source, copy.target)
         for work in plan.work:
             self._tables.edit(work)
         rows = self._rows = split(plan.work, self._sampler.plain)

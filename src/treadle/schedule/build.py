@@ -8,7 +8,7 @@ from treadle.schedule.admission.stepwise import Stepwise
 from treadle.schedule.composition.unified import Unified
 from treadle.schedule.entrance import Entrance
 from treadle.schedule.growth import Growth
-from treadle.schedule.order import WaitingOrder
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import KV, Fence, Schedulable
 from treadle.schedule.publication.at_chunk_end import AtChunkEnd
 from treadle.schedule.running import Running

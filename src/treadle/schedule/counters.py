@@ -13,3 +13,5 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     computed_tokens: int = 0
+    prefilled: int = 0
+    """Of the computed tokens, those that are no decode: prompts, and what was computed again."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Generic, Protocol, TypeVar
 
 from treadle.schedule.ports import Schedulable
-from treadle.wire.plan import BlockEdit, RowJoin, RowWork, StepPlan
+from treadle.wire.plan import BlockCopy, BlockEdit, RowJoin, RowWork, StepPlan
 
 R = TypeVar("R", bound=Schedulable)
 R_contra = TypeVar("R_contra", bound=Schedulable, contravariant=True)
@@ -123,7 +123,13 @@ class Draft(Generic[R]):
         self.scores -= last - first
         return first, request.tokens[first + 1 : last + 1]
 
-    def finish(self, step: int, leaves: list[int]) -> Flight[R]:
-        """`leaves` are rows given up before, whose requests have no work here."""
-        plan = StepPlan(step=step, leaves=leaves, joins=self._joins, work=self._work)
+    @property
+    def prefilled(self) -> int:
+        """Tokens of the step that are no decode of a row's newest."""
+        return sum(work.num_tokens for work in self._work if work.tokens is not None)
+
+    def finish(self, step: int, leaves: list[int], copies: list[BlockCopy]) -> Flight[R]:
+        """`leaves` are rows given up before, whose requests have no work here; `copies` are what
+        those who join begin with."""
+        plan = StepPlan(step=step, leaves=leaves, joins=self._joins, copies=copies, work=self._work)
         return Flight(plan, self._requests)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from treadle.schedule.draft import Draft
-from treadle.schedule.order import WaitingOrder
+from treadle.schedule.matches import Matches
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import KVMatch, Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Admission, Publication
@@ -37,12 +38,15 @@ class Entrance(Generic[R]):
         self._admission = admission
         self._publication = publication
         self._walk: Iterator[R] = iter(())
-        self._matched: tuple[R, int, int, KVMatch] | None = None
-        """The request last looked for in the cache: its length, the cache's version, the match."""
+        self._matches: Matches[R] = Matches(running.kv)
 
     @property
     def running(self) -> Sequence[R]:
         return self._running.requests
+
+    @property
+    def prefilled(self) -> int:
+        return self._running.counters.prefilled
 
     def open(self) -> None:
         """A step begins to look at waiting requests."""
@@ -70,8 +74,7 @@ class Entrance(Generic[R]):
     def admit(self, candidate: Candidate[R], num_tokens: int, draft: Draft[R]) -> None:
         """The candidate starts, and computes `num_tokens` tokens in this step."""
         request, match = candidate
-        self._waiting.take(request)
-        self._matched = None
+        self._waiting.remove(request)
         self._running.start(request, match, draft)
         grown = self._running.grow(request, match.num_tokens + num_tokens)
         assert grown, "admission sees to it that there are blocks"
@@ -79,10 +82,8 @@ class Entrance(Generic[R]):
         self._admission.charge(request)
 
     def match(self, request: R) -> KVMatch:
-        """What the cache has of a request. One that cannot start is asked for with every step; it
-        is looked for again only once the cache has changed."""
-        kv, length = self._running.kv, len(request.tokens)
-        if self._matched is None or self._matched[:3] != (request, length, kv.version):
-            match = kv.match(request.tokens[: request.reusable], request.cache_salt)
-            self._matched = request, length, kv.version, match
-        return self._matched[3]
+        """What the cache has of a request."""
+        return self._matches.of(request)
+
+    def path(self, request: R) -> Sequence[object]:
+        return self._running.kv.path(self.match(request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from treadle.schedule.draft import Draft
-from treadle.schedule.order import WaitingOrder
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Shortage

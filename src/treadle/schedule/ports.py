@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from treadle.wire.plan import BlockEdit, RowJoin
+from treadle.wire.plan import BlockCopy, BlockEdit, RowJoin
 
 
 class KVMatch(Protocol):
@@ -38,8 +38,10 @@ class KV(Protocol):
     @property
     def version(self) -> int: ...
     def match(self, tokens: Sequence[int], salt: str) -> Any: ...
+    def path(self, match: Any) -> Sequence[object]: ...
     def fits(self, match: Any, num_tokens: int) -> bool: ...
     def lease(self, match: Any, salt: str) -> tuple[Any, list[BlockEdit]]: ...
+    def take_copies(self) -> list[BlockCopy]: ...
     def grow(self, lease: Any, num_tokens: int) -> list[BlockEdit] | None: ...
     def publish(
         self, lease: Any, tokens: Sequence[int], num_computed: int, *, decode: bool
@@ -81,8 +83,19 @@ class Schedulable(Protocol):
     """Whether the newest known token was sampled in the present row, so that the runner has it."""
     cached_tokens: int | None
     """Prefix hit at first admission."""
+    priority: int
+    """Less is more important."""
+    routing_key: str
+    """Empty for none."""
+    prefilled_before: int
+    """`Counters.prefilled` when it arrived."""
     next_score: int
     """Index of the next prompt token to score; num_prompt when none is left."""
+
+    @property
+    def arrived(self) -> float:
+        """When, in seconds; only compared."""
+        ...
 
     @property
     def reusable(self) -> int:

@@ -6,12 +6,12 @@ How, is settled by strategies, one on each axis (see `strategies`); here they me
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 from treadle.schedule.counters import Counters
 from treadle.schedule.draft import Draft, Flight
-from treadle.schedule.order import WaitingOrder
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import Fence, Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Composition, Publication
@@ -64,10 +64,19 @@ class Scheduler(Generic[R]):
         return len(self._waiting)
 
     @property
+    def waiting(self) -> Collection[R]:
+        return self._waiting
+
+    @property
+    def free_rows(self) -> int:
+        return self.limits.max_num_seqs - len(self.running)
+
+    @property
     def running(self) -> Sequence[R]:
         return self._running.requests
 
     def add(self, request: R) -> None:
+        request.prefilled_before = self.counters.prefilled
         self._waiting.add(request)
 
     def finish(self, request: R) -> None:
@@ -86,7 +95,9 @@ class Scheduler(Generic[R]):
         if draft.is_empty:
             return None
         self.counters.computed_tokens += budget - draft.budget
-        return draft.finish(self._fence.next_step, self._running.take_leaves())
+        self.counters.prefilled += draft.prefilled
+        leaves, copies = self._running.take_leaves(), self._running.kv.take_copies()
+        return draft.finish(self._fence.next_step, leaves, copies)
 
     def settle(self, request: R, work: RowWork) -> None:
         """The work's tokens have KV now: others may find their blocks."""

@@ -31,6 +31,10 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     """KV is shared only between requests of the same salt."""
     bad_words: list[list[int]] = []
     """Token sequences that the answer must not hold; see SamplingParams.bad_words."""
+    priority: int | None = None
+    """As it was asked for; what it means is the engine's setting."""
+    routing_key: str = ""
+    """What requests belong together by, where the waiting order looks at it."""
 
 
 class Abort(msgspec.Struct, tag=True):

@@ -1,7 +1,7 @@
 """StepPlan and StepResult: what the engine asks of the runner for one step, and what comes back.
 
 A plan is a delta against the runner's row tables: rows that join and leave, blocks added to a row,
-tokens to compute. Nothing in it grows with context length except when a row joins.
+blocks to copy, tokens to compute. Nothing in it grows with context length except when a row joins.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ class BlockEdit(msgspec.Struct, frozen=True, array_like=True):
     group: int
     index: int
     blocks: list[int]
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Block `target` is to begin with what block `source` holds, in every layer of a group."""
+
+    group: int
+    source: int
+    target: int
 
 
 class RowJoin(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +72,17 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in the order leaves, joins, work; row order is the order of `work`."""
+    """One step. Applied in the order leaves, joins, copies, work; row order is the order of `work`.
+
+    Copies run one after another, and before any work: a block may be read by one of them and be
+    handed out anew in the same plan.
+    """
 
     step: int
     leaves: list[int]
     joins: list[RowJoin]
     work: list[RowWork]
+    copies: list[BlockCopy] = []
 
 
 class StepResult(msgspec.Struct, kw_only=True):

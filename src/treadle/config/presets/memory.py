@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from treadle.config.kv_rules import Memory
+from treadle.config.presets.knob import Ruled
 from treadle.config.view import View
 
 
@@ -19,11 +20,12 @@ def free_bytes(see: View) -> int | None:
 
 
 def of_free(see: View) -> Memory | None:
-    """For rules that ask only for what is free."""
+    """For rules that ask only for what is free. Devices that share layers have a part each."""
     free = free_bytes(see)
     if free is None:
         return None
-    return Memory(total_bytes=free, free_bytes=free, weights_bytes=see.model.weights_bytes)
+    weights = -(-see.model.weights_bytes // see.device.count)
+    return Memory(total_bytes=free, free_bytes=free, weights_bytes=weights)
 
 
 def of_all(see: View) -> Memory | None:
@@ -38,6 +40,11 @@ def described(see: View) -> str:
     """The device's memory, for a sentence."""
     mib = see.device.nominal_mib
     return "memory that cannot be read" if mib is None else f"a device of {mib / 1024:.1f} GiB"
+
+
+def tensor_parallel(see: View) -> Ruled:
+    """The devices that are described, which share each layer."""
+    return Ruled(see.device.count, f"{see.device.count} described")
 
 
 def own_type(see: View) -> str | None:

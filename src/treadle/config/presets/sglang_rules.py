@@ -22,9 +22,10 @@ _FEWEST_REQUESTS = 2048
 
 
 def shape(see: View) -> SGLangShape:
-    """What the reserve depends on; one device, all graphs."""
+    """What the reserve depends on; all graphs."""
     return SGLangShape(
         gpu_mib=see.device.nominal_mib,
+        tensor_parallel=see.device.count,
         chunked_prefill_size=see.user.schedule.max_num_batched_tokens,
         latent_attention=see.model.attention == "mla",
     )
@@ -35,7 +36,10 @@ def chunked_prefill_size(see: View) -> Ruled:
 
 
 def decode_max_bs(see: View) -> Ruled:
-    return Ruled(decode_rows(SGLangShape(gpu_mib=see.device.nominal_mib)), described(see))
+    rows = decode_rows(
+        SGLangShape(gpu_mib=see.device.nominal_mib, tensor_parallel=see.device.count)
+    )
+    return Ruled(rows, described(see) + ("" if see.device.count < 4 else ", four ranks or more"))
 
 
 def reserved_mib(see: View) -> Ruled:
@@ -102,7 +106,8 @@ def max_running_requests(see: View) -> Ruled:
 
 
 def _pool_tokens(see: View) -> int | None:
-    bytes_per_token = see.model.values_per_token * vector_bytes(1, see.settled.kv_dtype)
+    values = see.model.values_on(see.device.count)
+    bytes_per_token = values * vector_bytes(1, see.settled.kv_dtype)
     asked = see.user.cache.kv_cache_memory_bytes
     if asked is not None:
         return asked // bytes_per_token

@@ -119,7 +119,9 @@ def _demand(see: View, group: KVGroupFacts) -> GroupDemand:
         held = -(-(group.window - 1 + see.settled.max_num_batched_tokens) // size) + 1
         most = least = min(most, held)
     return GroupDemand(
-        block_bytes=group.values_per_token * vector_bytes(1, see.settled.kv_dtype) * size,
+        block_bytes=group.values_on(see.device.count)
+        * vector_bytes(1, see.settled.kv_dtype)
+        * size,
         least_blocks=least,
         useful_blocks=max(see.settled.max_num_seqs * most, least),
     )

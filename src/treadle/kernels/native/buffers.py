@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from treadle.kernels.native import _native
-from treadle.kernels.native.checks import check
+from treadle.kernels.native.checks import check, check_blocks
 from treadle.kernels.native.memory import pages, round_up
 from treadle.kernels.ops import QUANT_BLOCK, Buffer, FloatArray, Form, KVSpec, Rows
 
@@ -39,6 +39,12 @@ class NativeKVPool:
         )
         self.memory = pages(self.placed.bytes)
         self.placed.place(self.memory.ctypes.data)
+        # A block holds all layers, one behind the other.
+        self._blocks = self.memory.reshape(num_blocks, -1)
+
+    def copy(self, source: int, target: int) -> None:
+        check_blocks(self.num_blocks, source, target)
+        self._blocks[target] = self._blocks[source]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

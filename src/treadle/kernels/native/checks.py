@@ -26,6 +26,11 @@ def check_rows(x: Buffer, out: Buffer) -> None:
     check(x.rows is out.rows, f"input has a row per {x.rows.value}, output per {out.rows.value}")
 
 
+def check_blocks(num_blocks: int, *blocks: int) -> None:
+    for block in blocks:
+        check(0 <= block < num_blocks, f"there is no block {block} in a pool of {num_blocks}")
+
+
 def check_qkv(qkv: Buffer, heads: int, spec: KVSpec) -> None:
     width = (heads + 2 * spec.kv_heads) * spec.head_dim
     check(qkv.forms == {Form.F32}, "q, k and v are read from float32 alone")

@@ -29,6 +29,14 @@ class TorchKVPool:
     k: torch.Tensor  # [layers, slots, kv_heads, head_dim]
     v: torch.Tensor  # [layers, slots, kv_heads, head_dim]
 
+    def copy(self, source: int, target: int) -> None:
+        assert 0 <= source < self.num_blocks
+        assert 0 <= target < self.num_blocks
+        size = self.spec.block_size
+        for memory in (self.k, self.v):
+            blocks = memory.unflatten(1, (-1, size))
+            blocks[:, target] = blocks[:, source]
+
 
 def allocate_pool(spec: KVSpec, num_blocks: int) -> TorchKVPool:
     shape = (spec.layers, num_blocks * spec.block_size, spec.kv_heads, spec.head_dim)
