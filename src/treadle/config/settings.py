@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PrefixCacheKind = Literal["none", "radix", "hashed"]
+PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
@@ -28,6 +28,9 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
+
+LengthRule = Literal["window", "sglang", "trtllm"]
+"""How long prompts and answers may be: `text.lengths`."""
 
 Source = Literal[
     "argument",
@@ -83,6 +86,14 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
+    partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
+    ] = None
+    copy_on_partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Copy such a block where it cannot be taken over, being used by others."),
+    ] = None
     block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
         None
     )
@@ -112,6 +123,18 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+    length_rule: Annotated[
+        LengthRule | None,
+        Meta(
+            description="How long prompts and answers may be: what the window holds, or as SGLang"
+            " or TensorRT-LLM have it."
+        ),
+    ] = None
+    allow_auto_truncate: Annotated[
+        bool | None,
+        Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
     ] = None
 
 

@@ -26,6 +26,7 @@ from treadle.text.calls import Calls
 from treadle.text.choice import ChoiceDelta
 from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted, check, fan_out
+from treadle.text.lengths import longest_kept
 from treadle.text.load import ModelText
 from treadle.text.observe import Observer
 from treadle.text.open_answers import OpenAnswer, OpenAnswers
@@ -47,6 +48,9 @@ from treadle.wire.messages import (
     ToEngine,
 )
 from treadle.wire.sampling_params import SamplingParams
+
+MAX_CHARS_TO_CUT = 1 << 22
+"""A text that may be cut is tokenized whole first; this takes about a second."""
 
 FINISH_POLL_S = 0.02
 """How long an end may go unnoticed by whoever waits for the last; only a stopping server does."""
@@ -224,7 +228,7 @@ class Frontend:
         unread: reading megabytes would hold up everybody. Callable from any thread."""
         model, engine = self.require_ready()
         limit = min(engine.max_model_len, engine.kv_capacity_tokens)
-        if len(text) > limit:
+        if len(text) > limit and not (engine.lengths.truncate and len(text) <= MAX_CHARS_TO_CUT):
             num_least = -(-len(text) // model.tokenizer.longest_token)
             if num_least >= limit:
                 raise PromptTooLong(
@@ -233,6 +237,10 @@ class Frontend:
                     param="prompt",
                 )
         return model.tokenizer.encode(text, add_special=add_special)
+
+    def cut(self, prompt: list[int]) -> list[int]:
+        """As much of a prompt as the server keeps of one that is too long."""
+        return prompt[: longest_kept(self.window)]
 
     def check(self, prompt: list[int], params: SamplingParams) -> Accepted:
         """Raise what is wrong with a request, or accept it; its longest answer is then known."""

@@ -20,6 +20,10 @@ def kv_dtype(see: View) -> Ruled:
 _CACHE = (
     Knob("prefix_cache", "radix", "index", "default",
          "a radix tree reuses any shared prefix, exact to a block", sets("prefix_cache")),
+    Knob("partial_reuse", True, "switch", "default",
+         "a match is then exact to the token", sets("partial_reuse")),
+    Knob("copy_on_partial_reuse", True, "switch", "default",
+         "to copy a block costs less than to compute its tokens", sets("copy_on_partial_reuse")),
     Knob("block_size", 16, "tokens", "default",
          "16 tokens keep block tables short and lose at most 15 tokens of a match",
          sets("block_size")),
