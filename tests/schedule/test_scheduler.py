@@ -9,6 +9,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.draft import Draft, Flight
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
 from treadle.schedule.publication.at_chunk_end import MOST_PASSED
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits
@@ -31,6 +32,7 @@ class Table:
         rows: int = 8,
         budget: int = 100,
         index: str = "none",
+        policy: Policy | None = None,
         order: str = "fcfs",
         sharing: Sharing = WAITS,
     ) -> None:
@@ -38,7 +40,12 @@ class Table:
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
         waiting: WaitingOrder[Request] = build_order(order, OrderParams())
         self.scheduler = build_scheduler(
-            Limits(rows, budget, 0), waiting, self.kv, self.fence, sharing=sharing
+            Limits(rows, budget, 0),
+            waiting,
+            self.kv,
+            self.fence,
+            policy or Policy(),
+            sharing=sharing,
         )
         self._serial = 0
 
