@@ -81,9 +81,10 @@ def _of_free(see: View, memory: Memory, fraction: float) -> Choice:
     source = see.machine.available_from if see.device.kind == "cpu" else see.device.name
     step = memory.activation_bytes
     if share <= 0:
+        taken = f" and a step {binary(step)}" if step else ""
         raise StartError(
             f"{binary(memory.free_bytes)} of memory are free ({source}), the weights need"
-            f" {binary(memory.weights_bytes)} and a step {binary(step)}: nothing is left for KV"
+            f" {binary(memory.weights_bytes)}{taken}: nothing is left for KV"
         )
     beside = f"the weights and {binary(step)} for a step" if step else "the weights"
     sentence = f"{fraction:.0%} of the {binary(left)} that {source} leaves beside {beside}"
