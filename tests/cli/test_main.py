@@ -45,7 +45,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from treadle.cli.main import run; run(['serve', '--help']); "
-        "print(sorted({'numpy', 'zmq', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', "
+        "print(sorted({'numpy', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', "
         "'prometheus_client', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -91,6 +91,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "isa": "avx2",
         "threads": 5,
         "grammar_backend": "xgrammar",
+        "processes": "proxy+worker",
+        "num_postprocess_workers": 2,
         "host": "::1",
         "port": 0,
         "max_queued_requests": 7,

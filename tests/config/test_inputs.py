@@ -116,6 +116,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.processes": [None, "api+engine", "proxy+worker"],
+    "user.runtime.num_postprocess_workers": [None, 0, 2],
     "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
@@ -152,6 +154,7 @@ OTHERS: dict[str, list[Any]] = {
     "settled.length_rule": ["window", "sglang"],
     "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
+    "settled.processes": ["api+engine", "proxy+worker", "in-process"],
 }
 """Path → values to try in its place."""
 

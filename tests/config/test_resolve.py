@@ -76,7 +76,14 @@ def test_what_is_asked_for_holds() -> None:
             sort_limit=6,
             order_seed=7,
         ),
-        runtime=RuntimeSettings(backend="torch", threads=7, grammar_backend="none"),
+        runtime=RuntimeSettings(
+            backend="torch",
+            threads=7,
+            grammar_backend="none",
+            processes="proxy+worker",
+            num_postprocess_workers=2,
+        ),
+        usage="server",
     )
     resolved = resolve(asked, FACTS, MACHINE)
     assert resolved.model.max_model_len == 1000
@@ -88,6 +95,7 @@ def test_what_is_asked_for_holds() -> None:
     assert msgspec.structs.asdict(resolved.order) == msgspec.structs.asdict(asked.order)
     runtime = resolved.runtime
     assert (runtime.backend, runtime.threads, runtime.grammar_backend) == ("torch", 7, "none")
+    assert (runtime.processes, runtime.num_postprocess_workers) == ("proxy+worker", 2)
     others = {"isa", "kv_memory_rule", "kv_memory_fraction", "num_blocks"}
     others |= {"partial_reuse", "copy_on_partial_reuse"}
     sources = {name: reason.source for name, reason in resolved.reasons.items()}

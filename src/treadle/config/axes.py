@@ -82,8 +82,9 @@ AXES: dict[str, Axis] = {
         Axis(
             "processes",
             "processes",
-            ("api+engine", "http+scheduler+detokenizer", "proxy+worker"),
-            ("api+engine",),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            "processes",
         ),
         Axis("overlap", "overlap", ("0", "1"), ("0", "1"), "overlap_depth"),
     )

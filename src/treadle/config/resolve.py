@@ -83,6 +83,9 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    processes: str
+    """A Layout, or in-process."""
+    num_postprocess_workers: int
     grammar_backend: GrammarBackendName
 
 

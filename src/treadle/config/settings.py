@@ -17,6 +17,8 @@ GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-en
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
+Layout = Literal["api+engine", "http+scheduler+detokenizer", "proxy+worker"]
+"""Into which processes a server is split: `config.processes`."""
 
 KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
 """What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
@@ -44,6 +46,7 @@ Source = Literal[
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
+TextWorkers = Annotated[int, Meta(ge=0, le=64)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 RowCount = Annotated[int, Meta(ge=1, le=2**16)]
@@ -180,6 +183,14 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
     threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
+    processes: Annotated[
+        Layout | None,
+        Meta(description="Processes of a server; those of vLLM, SGLang or TensorRT-LLM."),
+    ] = None
+    num_postprocess_workers: Annotated[
+        TextWorkers | None,
+        Meta(description="Processes that make texts beside proxy and worker; 0: the proxy does."),
+    ] = None
     grammar_backend: Annotated[
         Literal["auto", GrammarBackendName] | None,
         Meta(

@@ -68,6 +68,8 @@ class Settled:
     backend: BackendName
     isa: str
     threads: int
+    processes: str
+    num_postprocess_workers: int
     grammar_backend: GrammarBackendName
 
 

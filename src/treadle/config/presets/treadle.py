@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.config.presets.knob import Knob, Preset, Ruled, sets
+from treadle.config.processes import BY_PRESET
 from treadle.config.view import View
 
 
@@ -63,6 +64,8 @@ _ORDER = (
 _RUNTIME = (
     Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
          sets("backend")),
+    Knob("num_postprocess_workers", 0, "processes", "default", "the proxy makes the texts",
+         sets("num_postprocess_workers")),
     Knob("grammar_backend", "llguidance", "library", "default",
          "no PyTorch, nothing to pay at start-up, masks in microseconds, limits on all it does",
          sets("grammar_backend")),
@@ -81,7 +84,7 @@ PRESET = Preset(
         "eviction": "lru-leaves",
         "kv_memory": "of-free",
         "capture": "program",
-        "processes": "api+engine",
+        "processes": BY_PRESET["treadle"],
         "overlap": "0",
     },
     groups={"cache": _CACHE, "schedule": _SCHEDULE, "order": _ORDER, "runtime": _RUNTIME},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.presets import trtllm_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, outside, same, sets
 from treadle.config.presets.memory import tensor_parallel
+from treadle.config.processes import BY_PRESET
 
 _RULE = (
     "fraction * (total - peak + temporary_pool_bytes); min with max_tokens and max_gpu_total_bytes"
@@ -196,7 +197,7 @@ _PROCESSES = (
           "worker (executor + GPU), started through MPI"],
          "processes", "data_structure", "also with one GPU", axis("processes")),
     Knob("num_postprocess_workers", 0, "processes", "argument", "always",
-         absent("the API process makes the texts")),
+         sets("num_postprocess_workers")),
 )
 # fmt: on
 
@@ -212,7 +213,7 @@ PRESET = Preset(
         "eviction": "priority-lru",
         "kv_memory": "after-peak",
         "capture": "decode-exact",
-        "processes": "proxy+worker",
+        "processes": BY_PRESET["trtllm"],
         "overlap": "1",
     },
     groups={

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treadle.config.rules import cache, kv_memory, order, runtime, schedule, window
+from treadle.config.rules import cache, kv_memory, order, processes, runtime, schedule, window
 from treadle.config.view import Choice, View
 
 
@@ -21,6 +21,8 @@ RULES = (
     Rule("backend", "runtime", runtime.backend),
     Rule("isa", "runtime", runtime.isa),
     Rule("threads", "runtime", runtime.threads),
+    Rule("processes", "runtime", processes.processes),
+    Rule("num_postprocess_workers", "runtime", processes.num_postprocess_workers),
     Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
     Rule("partial_reuse", "cache", cache.partial_reuse),
