@@ -118,6 +118,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.threads": [None, 3],
     "user.runtime.processes": [None, "api+engine", "proxy+worker"],
     "user.runtime.num_postprocess_workers": [None, 0, 2],
+    "user.runtime.write_and_attend": [None, True],
+    "user.runtime.context_form": [None, "block-table", "block-list"],
     "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],

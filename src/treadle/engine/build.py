@@ -218,6 +218,8 @@ def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], St
         rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
         extra_logits=min(MAX_SCORES, schedule.max_num_batched_tokens),
+        context_form=resolved.runtime.context_form,
+        row_tokens=row_blocks * cache.block_size,
     )
     return specs, limits
 
@@ -229,7 +231,9 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
     ]
-    program = model.record(backend.recorder(inputs, pools))
+    program = model.record(
+        backend.recorder(inputs, pools), write_and_attend=resolved.runtime.write_and_attend
+    )
     sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, pools, sampler)
     kv = _kv_cache(resolved, card)
