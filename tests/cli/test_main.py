@@ -90,6 +90,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "backend": "torch",
         "isa": "avx2",
         "threads": 5,
+        "context_form": "block-list",
+        "write_and_attend": True,
         "grammar_backend": "xgrammar",
         "processes": "proxy+worker",
         "num_postprocess_workers": 2,

@@ -85,6 +85,8 @@ def test_what_is_asked_for_holds() -> None:
         runtime=RuntimeSettings(
             backend="torch",
             threads=7,
+            context_form="block-list",
+            write_and_attend=True,
             grammar_backend="none",
             processes="proxy+worker",
             num_postprocess_workers=2,
@@ -342,3 +344,14 @@ def test_partial_reuse_is_on_where_the_index_and_all_groups_can() -> None:
 def test_partial_reuse_that_cannot_be(cache: dict[str, Any], sentence: str) -> None:
     with pytest.raises(StartError, match=sentence):
         partial(**cache)
+
+
+def test_the_native_kernels_read_block_tables() -> None:
+    def form(**runtime: Any) -> str:
+        settings = EngineSettings(runtime=RuntimeSettings(**runtime))
+        return resolve(settings, FACTS, MACHINE).runtime.context_form
+
+    assert form(backend="native") == form(backend="torch") == "block-table"
+    assert form(backend="torch", context_form="block-list") == "block-list"
+    with pytest.raises(StartError, match="context_form is block-list, which needs backend torch"):
+        form(context_form="block-list")

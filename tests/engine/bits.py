@@ -103,8 +103,14 @@ def requests(
 
 
 def start(
-    path: Path, schedule: Schedule, *, isa: Isa | None = None, kv_dtype: str = "f16"
+    path: Path,
+    schedule: Schedule,
+    *,
+    isa: Isa | None = None,
+    kv_dtype: str = "f16",
+    runtime: RuntimeSettings | None = None,
 ) -> Engine:
+    """`runtime` in place of the native backend's."""
     per_token = _kv_bytes_per_token(path, kv_dtype)
     settings = EngineSettings(
         model=ModelSettings(max_model_len=schedule.window),
@@ -121,7 +127,7 @@ def start(
             max_num_batched_tokens=schedule.budget,
             overlap_depth=schedule.depth,  # type: ignore[arg-type]
         ),
-        runtime=RuntimeSettings(backend="native", isa=isa, threads=schedule.threads),
+        runtime=runtime or RuntimeSettings(backend="native", isa=isa, threads=schedule.threads),
     )
     return build_engine(settings, path, lambda _: None)
 

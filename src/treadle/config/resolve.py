@@ -18,6 +18,7 @@ from treadle.config.hardware import Hardware
 from treadle.config.rules import RULES
 from treadle.config.settings import (
     BackendName,
+    ContextForm,
     EngineSettings,
     EvictionPolicy,
     GrammarBackendName,
@@ -91,6 +92,8 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     processes: str
     """A Layout, or in-process."""
     num_postprocess_workers: int
+    context_form: ContextForm
+    write_and_attend: bool
     grammar_backend: GrammarBackendName
 
 

@@ -30,6 +30,7 @@ BlockSize = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
+ContextForm = Literal["block-table", "request-to-token", "block-list", "block-offsets"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
@@ -223,6 +224,17 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_postprocess_workers: Annotated[
         TextWorkers | None,
         Meta(description="Processes that make texts beside proxy and worker; 0: the proxy does."),
+    ] = None
+    context_form: Annotated[
+        ContextForm | None,
+        Meta(
+            description="How attention is told where K and V lie; others than block-table need the"
+            " torch backend."
+        ),
+    ] = None
+    write_and_attend: Annotated[
+        bool | None,
+        Meta(description="Ask for storing K and V and for attention by one op, not by two."),
     ] = None
     grammar_backend: Annotated[
         Literal["auto", GrammarBackendName] | None,

@@ -19,6 +19,7 @@ from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.settings import (
     BackendName,
+    ContextForm,
     EngineSettings,
     EvictionPolicy,
     GrammarBackendName,
@@ -75,6 +76,8 @@ class Settled:
     threads: int
     processes: str
     num_postprocess_workers: int
+    context_form: ContextForm
+    write_and_attend: bool
     grammar_backend: GrammarBackendName
 
 

@@ -25,6 +25,7 @@ from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
 from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
+from treadle.config.step_estimate import StepWidths
 from treadle.engine.admission import Served
 from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
@@ -182,6 +183,7 @@ def model_facts(card: ModelCard) -> ModelFacts:
             for group in card.kv_groups
         ),
         weights_bytes=card.weight_bytes,
+        widths=StepWidths(hidden=card.hidden, ffn=card.ffn, vocab=card.vocab_size),
     )
 
 
@@ -217,6 +219,8 @@ def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], St
         rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
         extra_logits=min(MAX_SCORES, schedule.max_num_batched_tokens),
+        context_form=resolved.runtime.context_form,
+        row_tokens=row_blocks * cache.block_size,
     )
     return specs, limits
 
@@ -228,7 +232,9 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
     ]
-    program = model.record(backend.recorder(inputs, pools))
+    program = model.record(
+        backend.recorder(inputs, pools), write_and_attend=resolved.runtime.write_and_attend
+    )
     sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, pools, sampler)
     kv = _kv_cache(resolved, card)

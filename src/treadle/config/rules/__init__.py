@@ -23,6 +23,8 @@ RULES = (
     Rule("threads", "runtime", runtime.threads),
     Rule("processes", "runtime", processes.processes),
     Rule("num_postprocess_workers", "runtime", processes.num_postprocess_workers),
+    Rule("context_form", "runtime", runtime.context_form),
+    Rule("write_and_attend", "runtime", runtime.write_and_attend),
     Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
     Rule("eviction_policy", "cache", cache.eviction_policy),
