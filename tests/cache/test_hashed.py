@@ -97,3 +97,33 @@ def test_a_windowed_prefix_is_found_by_its_last_blocks() -> None:
         "of 4 to 7, which it would see, 4 and 5 are gone"
     )
     cache.check([other])
+
+
+def test_the_second_of_equal_blocks_is_found_once_the_first_is_gone() -> None:
+    cache = HashedPrefixCache(4, 2)
+    text = [1, 2, 3, 4]
+    first, second = admit(cache, text), admit(cache, text)
+    for lease in (first, second):
+        cache.publish(lease, text, 4, decode=False)
+    cache.release(first, text, 4)
+    other = cache.lease(cache.match([], ""), "")
+    assert cache.grow(other, 2) is not None, "which takes the first's"
+    assert cache.match(text, "").blocks == second.blocks
+    cache.check([second, other])
+
+
+def test_a_window_hits_behind_a_gap() -> None:
+    """The worked example `swa_hit_vllm`: two blocks in a row are needed; 2 and 3 are."""
+    cache = HashedPrefixCache(16, 4, Window(9, step_tokens=24))
+    text = list(range(24))
+    lease = cache.lease(cache.match([], ""), "")
+    whole = cache.grow(lease, 6)
+    assert whole is not None
+    cache.publish(lease, text, 24, decode=False)
+    for index in (0, 1, 4):
+        digest = list(cache._chain(text, ""))[index]
+        if digest in cache._blocks:
+            cache._forget(cache._blocks[digest])
+    match = cache.match(text, "")
+    assert match.num_tokens == 16
+    assert match.blocks == [NO_BLOCK, NO_BLOCK, *whole[2:4]]

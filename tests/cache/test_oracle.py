@@ -1,60 +1,198 @@
-"""Every prefix index against the plainest one: a list of everything ever computed."""
+"""Every prefix index, under every eviction, against the plainest one: a list of what is cached."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from tests.cache.naive import Holder, build_naive, kinds
 from tests.simulation.world import random_prompt
+from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.kv import build_prefix_cache
-from treadle.cache.prefix import Lease
+from treadle.cache.prefix import Lease, Published, Window
+from treadle.cache.radix import Node, RadixPrefixCache
+
+PLENTY, FEW = 3000, 60
+"""Tokens in the pool: nothing is ever evicted, and with almost every request something is."""
+
+STEPS = {PLENTY: 80, FEW: 400}
+
+CASES = [
+    (index, policy, size, tokens, window)
+    for window in (None, 9)
+    for index, policy in kinds(window=window is not None)
+    for size in (1, 3, 16)
+    for tokens in (PLENTY, FEW)
+    if size < 16 or (tokens == PLENTY and window is None)
+]
 
 
-class Oracle:
-    """Which prefixes were published, as long as nothing needs evicting."""
-
-    def __init__(self, block_size: int) -> None:
-        self._size = block_size
-        self._known: set[tuple[str, tuple[int, ...]]] = set()
-
-    def publish(self, tokens: list[int], salt: str) -> None:
-        for end in range(self._size, len(tokens) + 1, self._size):
-            self._known.add((salt, tuple(tokens[:end])))
-
-    def match(self, tokens: list[int], salt: str) -> int:
-        end = 0
-        while (salt, tuple(tokens[: end + self._size])) in self._known:
-            end += self._size
-            if end + self._size > len(tokens):
-                break
-        return end
+@pytest.mark.parametrize(("index", "policy", "size", "tokens", "window"), CASES)
+def test_finds_what_a_list_would_find(
+    index: str, policy: str, size: int, tokens: int, window: int | None
+) -> None:
+    """And evicts what it would evict: after each step both know the same, of everything asked."""
+    life = Life(index, policy, size, tokens, window)
+    for _ in range(STEPS[tokens]):
+        life.step()
+    assert (life.cache.num_evicted > 0) == (tokens == FEW)
+    life.end()
 
 
-@pytest.mark.parametrize("index", ["radix", "hashed"])
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_finds_what_a_list_would_find(index: str, block_size: int) -> None:
-    rng = random.Random(block_size)
-    cache = build_prefix_cache(index, 20_000, block_size)
-    oracle = Oracle(block_size)
-    alive: list[tuple[Lease, list[int], int]] = []
-    for _ in range(300):
-        tokens, salt = random_prompt(rng, 70), rng.choice(["", "a", "b"])
-        match = cache.match(tokens, salt)
-        assert match.num_tokens == oracle.match(tokens, salt)
-        lease = cache.lease(match, salt)
-        missing = -(-len(tokens) // block_size) - len(lease.blocks)
-        assert cache.grow(lease, missing) is not None
-        computed = rng.randint(match.num_tokens, len(tokens))
-        cache.free(cache.publish(lease, tokens, computed, decode=False).surplus)
-        oracle.publish(tokens[:computed], salt)
-        alive.append((lease, tokens, computed))
-        while len(alive) > rng.randint(0, 6):
-            lease, tokens, computed = alive.pop(rng.randrange(len(alive)))
-            computed = rng.randint(computed, len(tokens))
-            cache.release(lease, tokens, computed)
-            oracle.publish(tokens[:computed], lease.salt)
-        cache.check([lease for lease, _, _ in alive])
+def forgets_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = RadixPrefixCache._split
+
+    def wrong(self: RadixPrefixCache, node: Node, num_blocks: int) -> Node:
+        upper = split(self, node, num_blocks)
+        upper.hits = 0
+        return upper
+
+    monkeypatch.setattr(RadixPrefixCache, "_split", wrong)
+
+
+def counts_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = RadixPrefixCache._insert
+
+    def wrong(self: RadixPrefixCache, *given: Any, whole: bool) -> Published:
+        return insert(self, *given, whole=True)
+
+    monkeypatch.setattr(RadixPrefixCache, "_insert", wrong)
+
+
+def stays_as_old_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = RadixPrefixCache._lock
+
+    def wrong(self: RadixPrefixCache, node: Node, above: Node) -> None:
+        used = node.last_used
+        lock(self, node, above)
+        node.last_used = used
+
+    monkeypatch.setattr(RadixPrefixCache, "_lock", wrong)
+    monkeypatch.setattr(RadixPrefixCache, "_unlock", _unlock_without_a_tick)
+
+
+def _unlock_without_a_tick(self: RadixPrefixCache, node: Any) -> None:
+    while node is not self._root:
+        node.locks -= 1
+        if node.locks == 0:
+            self._evictable += len(node.blocks)
+            self._offer(node)
+        node = node.parent
+
+
+def beginnings_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = HashedPrefixCache.free
+    monkeypatch.setattr(
+        HashedPrefixCache, "free", lambda self, blocks: free(self, list(reversed(blocks)))
+    )
+
+
+def twins_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: HashedPrefixCache, block: int, digest: bytes) -> None:
+        if self._blocks.setdefault(digest, block) == block:
+            self._digests[block] = digest
+            self.version += 1
+
+    monkeypatch.setattr(HashedPrefixCache, "_enter", wrong)
+
+
+@pytest.mark.parametrize(
+    ("index", "policy", "sabotage"),
+    [
+        ("radix", "slru", forgets_hits),
+        ("radix", "lfu", counts_chunks),
+        ("radix", "lru", stays_as_old_as_it_was),
+        ("hashed", "free-queue", beginnings_go_first),
+        ("hashed", "free-queue", twins_are_forgotten),
+    ],
+)
+def test_what_is_wrong_is_seen(
+    index: str, policy: str, sabotage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def live() -> None:
+        for seed in range(8):
+            life = Life(index, policy, 1, FEW, None, seed)
+            for _ in range(STEPS[FEW] // 2):
+                life.step()
+
+    sabotage(monkeypatch)
+    with pytest.raises(AssertionError):
+        live()
+
+
+class Life:
+    """Requests that come, compute, give way and go, in a cache and in its naive twin."""
+
+    def __init__(
+        self, index: str, policy: str, size: int, tokens: int, window: int | None, seed: int = 0
+    ) -> None:
+        sliding = Window(window, 40) if window else None
+        count = tokens // size
+        self.rng = random.Random(f"{index}{policy}{size}{tokens}{window}{seed}")
+        self.cache = build_prefix_cache(index, count, size, sliding, eviction=policy)
+        self.naive = build_naive(index, policy, count, size, window)
+        self.longest = min(40, tokens - size)
+        self.alive: list[tuple[Lease, Holder, list[int], int]] = []
+        self.probes: list[tuple[list[int], str]] = []
+
+    def step(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.45:
+            self.come()
+        elif choice < 0.995 and self.alive:
+            lease, holder, tokens, computed = self.alive.pop(self.rng.randrange(len(self.alive)))
+            (self.compute if choice < 0.75 else self.go)(lease, holder, tokens, computed)
+        elif choice >= 0.995:
+            self.cache.reset()
+            self.naive.reset()
+        self.compare()
+
+    def come(self) -> None:
+        tokens, salt = random_prompt(self.rng, self.longest), self.rng.choice(["", "", "a", "b"])
+        priority = self.rng.randrange(3)
+        match = self.cache.match(tokens, salt)
+        lease, holder = self.cache.lease(match, salt), self.naive.lease(tokens, salt, priority)
+        lease.priority = priority
+        missing = -(-len(tokens) // self.cache.block_size) - len(lease.blocks)
+        grown = self.naive.grow(holder, missing)
+        assert (self.cache.grow(lease, missing) is not None) == grown
+        self.probes = [*self.probes[-30:], (tokens, salt)]
+        if grown:
+            self.alive.append((lease, holder, tokens, match.num_tokens))
+        else:
+            self.cache.release(lease, tokens, match.num_tokens)
+            self.naive.release(holder, tokens, match.num_tokens)
+
+    def compute(self, lease: Lease, holder: Holder, tokens: list[int], computed: int) -> None:
+        computed = self.rng.randint(computed, len(tokens))
+        published = self.cache.publish(lease, tokens, computed, decode=False)
+        self.naive.publish(holder, tokens, computed, whole=computed == len(tokens))
+        self.cache.free(published.surplus)
+        self.alive.append((lease, holder, tokens, computed))
+
+    def go(self, lease: Lease, holder: Holder, tokens: list[int], computed: int) -> None:
+        """Some leave nothing behind."""
+        if self.rng.random() < 0.1:
+            computed = 0
+        self.cache.release(lease, tokens, computed)
+        self.naive.release(holder, tokens, computed)
+
+    def compare(self) -> None:
+        assert self.cache.num_available == self.naive.available()
+        assert self.cache.num_evicted == self.naive.num_evicted
+        for tokens, salt in self.probes:
+            assert self.cache.match(tokens, salt).num_tokens == self.naive.match(tokens, salt)
+        self.cache.check([lease for lease, _, _, _ in self.alive])
+
+    def end(self) -> None:
+        for lease, holder, tokens, computed in self.alive:
+            self.cache.release(lease, tokens, computed)
+            self.naive.release(holder, tokens, computed)
+        self.alive = []
+        self.compare()
+        assert self.cache.num_available == self.cache.num_blocks
 
 
 @pytest.mark.parametrize("index", ["radix", "hashed", "none"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from treadle.cache.eviction import EVICTIONS, Segmented
 from treadle.cache.prefix import Lease
-from treadle.cache.radix import RadixPrefixCache
+from treadle.cache.radix import Node, RadixPrefixCache
 
 SYSTEM = [1000 + i for i in range(1200)]
 
@@ -121,3 +124,68 @@ def test_many_leaves_keep_the_order_of_eviction_small() -> None:
         cache.release(admit(cache, text), text, 4)
     assert len(cache._leaves) < 200
     cache.check([])
+
+
+def test_answers_count_their_prompt_twice_and_chunks_do_not() -> None:
+    """So a prompt that was answered reaches the threshold of slru without being shared."""
+    cache = RadixPrefixCache(64, 1)
+    tokens = list(range(10))
+    lease = admit(cache, tokens)
+    cache.publish(lease, tokens, 4, decode=False)
+    assert hits(cache) == {4: 0}
+    cache.publish(lease, tokens, 10, decode=False)
+    assert hits(cache) == {4: 1, 10: 1}
+    cache.grow(lease, 2)
+    cache.publish(lease, [*tokens, 50], 11, decode=True)
+    cache.release(lease, [*tokens, 50, 51], 12)
+    assert hits(cache) == {4: 2, 10: 2, 12: 1}
+
+
+def hits(cache: RadixPrefixCache) -> dict[int, int]:
+    """By how many tokens end there; of a tree without branches."""
+    found, end, node = {}, 0, next(iter(cache._root.children.values()))
+    while True:
+        end += len(node.tokens)
+        found[end] = node.hits
+        if not node.children:
+            return found
+        node = next(iter(node.children.values()))
+
+
+def test_segments() -> None:
+    """The worked example `slru_threshold`: on probation first, in each segment the older one."""
+    nodes = {1: (1, 50), 2: (2, 10), 3: (0, 20)}
+
+    def key(number: int) -> tuple[int, int]:
+        node = Node(None, None, [], [])
+        node.hits, node.last_used = nodes[number]
+        return Segmented().rank(node), node.last_used
+
+    assert sorted(nodes, key=key) == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "gone"),
+    [
+        *[("lru", "bca"), ("lfu", "bca"), ("slru", "bca"), ("priority", "cab")],
+        *[("fifo", "abc"), ("filo", "cba"), ("mru", "acb")],
+    ],
+)
+def test_each_policy_has_its_own_order(policy: str, gone: str) -> None:
+    """a comes first and is used again; b has the highest priority, c the lowest."""
+    cache = RadixPrefixCache(12, 1, EVICTIONS[policy])
+    texts = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}
+    priorities = {"a": 1, "b": 2, "c": 0}
+    for name in "abca":
+        lease = admit(cache, texts[name], limit=3)
+        lease.priority = priorities[name]
+        cache.release(lease, texts[name], 3)
+    order = ""
+    for _ in texts:
+        cache.evict(1)
+        order += "".join(
+            name
+            for name, text in texts.items()
+            if name not in order and cache.match(text, "").num_tokens == 0
+        )
+    assert order == gone

@@ -14,7 +14,10 @@ import pytest
 from tests.cli.test_main import treadle
 from tests.server.served import Served
 from treadle.cli.generate import RAW_MAX_TOKENS
+from treadle.engine.llm import LLM
+from treadle.errors import StartError
 from treadle.text.load import load_text
+from treadle.wire.sampling_params import SamplingParams
 
 PROMPT = "Say hello."
 SHORT = ("--max-tokens", "6")
@@ -51,6 +54,25 @@ def test_generate_raw_continues_the_prompt(demo_gguf: Path) -> None:
     assert report["text"] == " Paris"
     assert report["finish_reason"] == "stop"
     assert report["usage"]["prompt_tokens"] == len(load_text(demo_gguf).tokenizer.encode(prompt))
+
+
+def test_a_file_may_name_the_model(demo_gguf: Path, tmp_path: Path) -> None:
+    """For a command and for a caller; an argument goes before it."""
+    file = tmp_path / "t.toml"
+    file.write_text('[model]\nmodel = "not-there.gguf"\n[schedule]\nmax_num_seqs = 3\n')
+    config = ("--config", str(file))
+    for words in (("generate", PROMPT), ("chat",), ("explain",)):
+        done = treadle(*words, *config, stdin="")
+        assert done.returncode == 1
+        assert "not-there.gguf: no such file" in done.stderr, words
+    done = treadle("generate", PROMPT, *config, "--model", str(demo_gguf), *SHORT)
+    assert done.returncode == 0
+    with pytest.raises(StartError, match=r"not-there\.gguf"):
+        LLM(config=str(file))
+    file.write_text(file.read_text().replace("not-there.gguf", str(demo_gguf)))
+    with LLM(config=str(file)) as llm:
+        assert llm.model == str(demo_gguf)
+        assert len(llm.generate([[1, 2], [3, 4]], SamplingParams(max_tokens=1), False)) == 2
 
 
 def test_a_text_that_is_continued_has_an_end(demo_gguf: Path) -> None:

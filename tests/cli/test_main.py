@@ -78,6 +78,7 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "backend": "torch",
         "isa": "avx2",
         "threads": 5,
+        "grammar_backend": "xgrammar",
         "host": "::1",
         "port": 0,
         "max_queued_requests": 7,

@@ -16,7 +16,6 @@ from tests.tiny import tiny_llama
 from treadle.cli.main import run
 from treadle.config.axis_states import absent_axes
 from treadle.config.device import described
-from treadle.config.difference import CAUSES
 from treadle.config.explain import Case, Explanation, explain
 from treadle.config.explain_text import WIDTH, show, show_differences
 from treadle.config.mechanisms import ROWS
@@ -29,7 +28,7 @@ from treadle.config.settings import (
     PresetName,
     ServerSettings,
 )
-from treadle.config.topics import TOPICS
+from treadle.config.topics import CAUSES, TOPICS, Fixed, IsOn
 
 PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
 SERVER = ServerSettings(api_key=["a secret"], admin_api_key="another secret")
@@ -101,8 +100,48 @@ def test_our_states_follow_what_is_resolved() -> None:
 def test_a_topic_names_knobs_that_are_there() -> None:
     for topic in TOPICS:
         for preset in PRESET_NAMES:
-            name = getattr(topic, preset)
-            assert not name or name in PRESETS[preset].knobs(), name
+            side = getattr(topic, preset)
+            name = side.knob if isinstance(side, IsOn) else side
+            assert bool(topic.axis) <= (side is None)
+            if isinstance(name, str):
+                assert name in PRESETS[preset].knobs(), name
+
+
+COMMON = json.loads((DATA / "common_view.json").read_text())
+"""What an audit of the engines' sources put side by side; the facts are not ours."""
+
+
+def test_every_topic_that_the_audit_put_side_by_side_is_one_here() -> None:
+    assert len(COMMON) == 55
+    assert {topic.key for topic in TOPICS} == {*COMMON, "publication", "capture", "processes"}
+
+
+def test_two_engines_differ_where_the_audit_found_them_to() -> None:
+    """On an H100; where the audit names a rule, its value there is what is compared."""
+    same_there = {
+        # The rules differ, and give the same on this device and model.
+        ("vllm", "sglang"): {"chunked_prefill", "speculative_method"},
+        ("vllm", "trtllm"): {"max_batched_tokens", "speculative_method"},
+        ("sglang", "trtllm"): set(),
+    }
+    spelled = {"prefix_cache", "weight_quantization"}
+    by_title = {topic.title: topic.key for topic in TOPICS}
+    for (first, second), same in same_there.items():
+        found = explain(case("treadle", "h100-80gb"), diff=(first, second)).differences
+        differing = {by_title[difference.topic] for difference in found}
+        audited = {key for key, row in COMMON.items() if row[first] != row[second]}
+        wanted = audited - same - spelled
+        assert differing - {"publication", "capture", "processes"} == wanted, (first, second)
+
+
+def test_what_an_engine_always_does_is_as_the_audit_says() -> None:
+    """Plain values letter for letter; the rest is in words of ours."""
+    for topic in TOPICS:
+        for engine in ("vllm", "sglang", "trtllm"):
+            side = getattr(topic, engine)
+            stated = COMMON.get(topic.key, {}).get(engine)
+            if isinstance(side, Fixed) and not isinstance(side.value, str | tuple):
+                assert side.value == (stated if topic.key != "chunked_prefill" else True)
 
 
 def test_differences_are_by_cause() -> None:
@@ -111,12 +150,14 @@ def test_differences_are_by_cause() -> None:
     assert by_topic["KV memory fraction"].cause == "different rule"
     assert by_topic["composition of a step"].cause == "different structure"
     assert by_topic["structured output"].cause == "different default"
-    assert "tokens of a step" not in by_topic, "8192 both, on this device"
+    tokens = by_topic["tokens of a step"]
+    assert (tokens.first, tokens.second) == (8192, 16384)
+    assert by_topic["where memory is unread"].second == 0.88
     order = [CAUSES.index(difference.cause) for difference in found]
     assert order == sorted(order)
     small = explain(case("treadle", "l4-24gb"), diff=("vllm", "trtllm")).differences
-    tokens = next(d for d in small if d.topic == "tokens of a step")
-    assert (tokens.first, tokens.second) == (2048, 8192)
+    few = next(d for d in small if d.topic == "tokens of a step")
+    assert (few.first, few.second) == (2048, 8192)
 
 
 def test_a_preset_says_how_much_of_it_is_absent() -> None:

@@ -30,14 +30,22 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def flat(settings: EngineSettings) -> dict[str, Any]:
     return {
         name: value
-        for section in (settings.model, settings.cache, settings.schedule, settings.runtime)
+        for section in (
+            *(settings.model, settings.cache, settings.schedule, settings.order),
+            settings.runtime,
+        )
         for name, value in msgspec.structs.asdict(section).items()
         if value not in (None, [])
     }
 
 
+STRATEGIES = ("order",)
+"""Sections of parameters that single strategies have."""
+
+
 def test_there_are_at_most_sixty_settings() -> None:
-    assert len(PLACES) + 1 <= 60, "and the preset"
+    general = [name for name, section in PLACES.items() if section not in STRATEGIES]
+    assert len(general) + 1 <= 60, "and the preset"
 
 
 def test_every_alias_is_of_a_setting() -> None:
@@ -66,6 +74,17 @@ def test_every_alias_is_of_a_setting() -> None:
         (["--tp", "1", "--schedule-policy", "fcfs", "--enable-chunked-prefill"], {}),
         (["-tp", "1", "--swap-space", "0", "--task", "generate", "-fa", "on", "-cb"], {}),
         (["--enable_prefix_caching", "--max_logprobs=20", "--num_postprocess_workers", "0"], {}),
+        (["--scheduling-policy", "priority"], {"order": "priority"}),
+        (["--schedule-policy", "lpm"], {"order": "lpm"}),
+        (
+            ["--schedule-policy", "fcfs", "--enable-priority-scheduling"],
+            {"priorities": "count"},
+        ),
+        (["--abort-on-priority-when-disabled"], {"priorities": "abort"}),
+        (
+            ["--schedule-policy=lof", "--schedule-low-priority-values-first"],
+            {"order": "lof", "low_priority_values_first": True},
+        ),
         (
             ["--gpu-memory-utilization", "0.5"],
             {"kv_memory_fraction": 0.5, "kv_memory_rule": "of-total"},
@@ -109,7 +128,8 @@ def test_values_are_not_taken_for_flags(seen: Seen) -> None:
         (["--enable-lora"], 1, "--enable-lora (vLLM, SGLang): LoRA adapters are not there"),
         (["--lora-modules", "a=b", "c=d"], 1, "--lora-modules a=b c=d (vLLM): LoRA"),
         (["--speculative-config", "{}"], 1, "speculative decoding is not there yet"),
-        (["--schedule-policy", "lpm"], 1, "--schedule-policy lpm (SGLang) is lpm"),
+        (["--schedule-policy", "edf"], 1, "--schedule-policy edf (SGLang) is edf"),
+        (["--scheduling-policy", "lpm"], 1, "here it may be fcfs, priority"),
         (["--kv-cache-dtype", "fp8"], 1, "here it may be auto, float16"),
         (["--trust-remote-code"], 1, "none of their code is run"),
         (["-ngl", "99"], 1, "no kernels for GPUs"),

@@ -19,6 +19,7 @@ from treadle.config.settings import (
     EngineSettings,
     Given,
     ModelSettings,
+    OrderSettings,
     RuntimeSettings,
     ScheduleSettings,
 )
@@ -31,7 +32,10 @@ ASKED = EngineSettings(
         prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_memory_fraction=0.3
     ),
     schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
-    runtime=RuntimeSettings(backend="native", isa="portable", threads=7),
+    order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
+    runtime=RuntimeSettings(
+        backend="native", isa="portable", threads=7, grammar_backend="outlines"
+    ),
 )
 
 FAST = msgspec.structs.replace(LAPTOP, multiplies_bf16=True)
@@ -91,9 +95,18 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_seqs": [None, 2, 5000],
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
+    "user.order.order": [None, "fcfs", "priority"],
+    "user.order.priorities": [None, "abort", "count"],
+    "user.order.low_priority_values_first": [None, True, False],
+    "user.order.missing_priority": [None, "zero", "worst"],
+    "user.order.in_batch_check_threshold": [None, -1],
+    "user.order.in_batch_share_threshold": [None, 5],
+    "user.order.sort_limit": [None, 9],
+    "user.order.order_seed": [None, 5],
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
     "model.weights_bytes": [2**20, 2**31],
@@ -125,6 +138,7 @@ OTHERS: dict[str, list[Any]] = {
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],
+    "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
 }
 """Path → values to try in its place."""

@@ -20,6 +20,7 @@ from treadle.config.resolve import resolve
 from treadle.config.settings import (
     CacheSettings,
     EngineSettings,
+    PrefixCacheKind,
     PresetName,
     ScheduleSettings,
     Usage,
@@ -87,8 +88,9 @@ def test_what_does_not_compose_is_one_sentence(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("index", ["radix", "hashed", "none"])
-def test_what_runs_composes(index: str) -> None:
-    choices = in_force(index, "of-free", 0)
+def test_what_runs_composes(index: PrefixCacheKind) -> None:
+    settings = EngineSettings(cache=CacheSettings(prefix_cache=index))
+    choices = in_force(resolve(settings, SMALL, LAPTOP).flat())
     check_composition(choices)
     assert all(choice in AXES[name].here for name, choice in choices.items())
 

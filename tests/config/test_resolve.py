@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -14,6 +16,9 @@ from treadle.config.settings import (
     CacheSettings,
     EngineSettings,
     ModelSettings,
+    OrderName,
+    OrderSettings,
+    PresetName,
     RuntimeSettings,
     ScheduleSettings,
 )
@@ -36,9 +41,12 @@ MACHINE = Hardware(
 
 def test_every_value_has_a_reason() -> None:
     resolved = resolve(EngineSettings(), FACTS, MACHINE)
-    sections = (resolved.model, resolved.cache, resolved.schedule, resolved.runtime)
+    sections = (
+        *(resolved.model, resolved.cache, resolved.schedule, resolved.order),
+        resolved.runtime,
+    )
     assert {f.name for f in msgspec.structs.fields(Resolved)} == {
-        *("preset", "model", "cache", "schedule", "runtime", "reasons")
+        *("preset", "model", "cache", "schedule", "order", "runtime", "reasons")
     }
     names = [f.name for section in sections for f in msgspec.structs.fields(section)]
     assert sorted(resolved.reasons) == sorted(names) == sorted(rule.name for rule in RULES)
@@ -52,7 +60,17 @@ def test_what_is_asked_for_holds() -> None:
             prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_cache_memory_bytes=10**7
         ),
         schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
-        runtime=RuntimeSettings(backend="torch", threads=7),
+        order=OrderSettings(
+            order="lof",
+            priorities="count",
+            low_priority_values_first=False,
+            missing_priority="worst",
+            in_batch_check_threshold=-1,
+            in_batch_share_threshold=5,
+            sort_limit=6,
+            order_seed=7,
+        ),
+        runtime=RuntimeSettings(backend="torch", threads=7, grammar_backend="none"),
     )
     resolved = resolve(asked, FACTS, MACHINE)
     assert resolved.model.max_model_len == 1000
@@ -61,7 +79,9 @@ def test_what_is_asked_for_holds() -> None:
     assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
-    assert (resolved.runtime.backend, resolved.runtime.threads) == ("torch", 7)
+    assert msgspec.structs.asdict(resolved.order) == msgspec.structs.asdict(asked.order)
+    runtime = resolved.runtime
+    assert (runtime.backend, runtime.threads, runtime.grammar_backend) == ("torch", 7, "none")
     others = {"isa", "kv_memory_rule", "kv_memory_fraction", "num_blocks"}
     sources = {name: reason.source for name, reason in resolved.reasons.items()}
     assert {name for name, source in sources.items() if source != "argument"} == others
@@ -165,3 +185,72 @@ def test_groups_with_a_window_get_their_windows_and_the_others_the_rest() -> Non
             facts,
             MACHINE,
         )
+
+
+@pytest.mark.parametrize(
+    ("preset", "order", "expected"),
+    [
+        ("treadle", OrderSettings(), ("fcfs", "refuse", True, "zero")),
+        ("vllm", OrderSettings(), ("fcfs", "refuse", True, "zero")),
+        ("vllm", OrderSettings(order="priority"), ("priority", "count", True, "zero")),
+        ("sglang", OrderSettings(), ("fcfs", "ignore", False, "worst")),
+        ("sglang", OrderSettings(priorities="abort"), ("fcfs", "abort", False, "worst")),
+        ("sglang", OrderSettings(priorities="count"), ("priority", "count", False, "worst")),
+        (
+            "sglang",
+            OrderSettings(priorities="count", order="lof", low_priority_values_first=True),
+            ("lof", "count", True, "worst"),
+        ),
+    ],
+)
+def test_what_priorities_do(
+    preset: PresetName, order: OrderSettings, expected: tuple[str, str, bool, str]
+) -> None:
+    found = resolve(EngineSettings(preset=preset, order=order), FACTS, MACHINE).order
+    assert expected == (
+        found.order,
+        found.priorities,
+        found.low_priority_values_first,
+        found.missing_priority,
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (OrderSettings(order="fcfs", priorities="count"), "only in the orders priority and lof"),
+        (OrderSettings(order="lpm", priorities="count"), "only in the orders priority and lof"),
+        (OrderSettings(order="priority", priorities="ignore"), "they cannot be 'ignore'"),
+        (OrderSettings(in_batch_check_threshold=-2), "must be -1, for no check"),
+    ],
+)
+def test_orders_and_priorities_go_together(order: OrderSettings, says: str) -> None:
+    with pytest.raises(StartError, match=says):
+        resolve(EngineSettings(order=order), FACTS, MACHINE)
+
+
+@pytest.mark.parametrize("order", ["lpm", "hrrn", "dfs-weight"])
+def test_orders_by_prefix_need_an_index(order: OrderName) -> None:
+    settings = EngineSettings(
+        order=OrderSettings(order=order), cache=CacheSettings(prefix_cache="none")
+    )
+    with pytest.raises(StartError, match=f"waiting order {order} needs prefix index radix"):
+        resolve(settings, FACTS, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("preset", "asked", "backend", "source"),
+    [
+        ("treadle", None, "llguidance", "default"),
+        ("vllm", None, "llguidance", "default"),
+        ("sglang", None, "llguidance", "default"),
+        ("trtllm", None, "none", "preset"),
+        ("trtllm", "auto", "llguidance", "argument"),
+        ("trtllm", "xgrammar", "xgrammar", "argument"),
+    ],
+)
+def test_grammar_backends(preset: Any, asked: Any, backend: str, source: str) -> None:
+    settings = EngineSettings(preset=preset, runtime=RuntimeSettings(grammar_backend=asked))
+    resolved = resolve(settings, FACTS, MACHINE)
+    assert resolved.runtime.grammar_backend == backend
+    assert resolved.reasons["grammar_backend"].source == source

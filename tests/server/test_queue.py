@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 
 from tests.server import fake_engine as script
-from tests.server.served import Served, eventually
+from tests.server.served import RealServed, Served, eventually
 from tests.server.test_metrics import samples
 
 Start = Callable[..., Served]
@@ -56,6 +57,51 @@ def test_answers_of_one_request_count_each(start: Start) -> None:
     error = served.complete("a b", n=7, max_tokens=3)
     # Waiting would not help.
     assert (error.status_code, error.json()["error"]["param"]) == (400, "n")
+
+
+def test_an_answer_has_a_limit_where_asked_for(demo_gguf: Path) -> None:
+    served = RealServed(demo_gguf, "--running-timeout", "0.5", "--max-num-seqs", "2")
+    try:
+        served.wait_ready()
+        for stream in (False, True):
+            response = served.complete("a b", max_tokens=7000, ignore_eos=True, stream=stream)
+            text = response.text
+            assert "running_timeout" in text
+            assert response.status_code == (200 if stream else 503)
+        assert served.complete("a b", max_tokens=2).status_code == 200
+    finally:
+        served.close()
+
+
+def test_a_full_queue_loses_the_least_important(demo_gguf: Path) -> None:
+    served = RealServed(
+        demo_gguf,
+        *("--max-num-seqs", "1", "--max-queued-requests", "1", "--order", "priority"),
+    )
+    body = {"prompt": "a b", "ignore_eos": True}
+    try:
+        served.wait_ready()
+        with ThreadPoolExecutor(2) as pool:
+            running = pool.submit(served.complete, **body, max_tokens=600, priority=5)
+            eventually(lambda: served.running() == 1)
+            waiting = pool.submit(served.complete, **body, max_tokens=2, priority=5)
+            eventually(lambda: waiting_of(served) == 1)
+            refused = served.complete(**body, max_tokens=2, priority=5)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+            assert served.complete(**body, max_tokens=2, priority=4).status_code == 200
+            displaced = waiting.result()
+            assert displaced.status_code == 503
+            assert "more important" in displaced.json()["error"]["message"]
+            assert running.result().status_code == 200
+        found = samples(httpx.get(f"{served.url}/metrics").text)
+        assert found["vllm:admission_rejections_total", ""] == 2
+    finally:
+        served.close()
+
+
+def waiting_of(served: Served) -> float:
+    found = samples(httpx.get(f"{served.url}/metrics").text)
+    return found["vllm:num_requests_waiting", ""]
 
 
 def test_two_thousand_wait_by_default(start: Start) -> None:

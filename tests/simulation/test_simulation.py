@@ -79,6 +79,7 @@ def live(index: str, depth: int, groups: list[Group], order: str) -> None:
                 salt=rng.choice(salts),
                 seed=rng.randrange(3),
                 params=params,
+                priority=rng.choice([None, 0, 1, -1]),
                 routing_key=rng.choice(["", "a", "b"]),
             )
         alive = [key for key in world.sent if key not in world.ends]

@@ -16,7 +16,10 @@ from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
 from treadle.engine.compiling import Compiling
+from treadle.engine.limits import UNLIMITED
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
+from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
 from treadle.kernels.ops import NO_TOKEN
 from treadle.sampling.masks import RowMasks
@@ -38,6 +41,8 @@ from treadle.wire.plan import RowWork, StepPlan, StepResult
 from treadle.wire.sampling_params import SamplingParams
 
 VOCAB = 50
+
+COUNTING = Priorities("count")
 
 ORDERING = OrderParams(check=InBatchCheck(2, 3), sort_limit=5)
 """Thresholds that prompts of a few tokens meet."""
@@ -138,7 +143,9 @@ class Group:
         window = None if self.window is None else Window(self.window, budget)
         kind, _, without = index.partition(" without ")
         partial = PartialReuse(copies=without != "copies") if kind == "block-tree" else None
-        return build_prefix_cache(kind, self.num_blocks, self.block_size, window, partial)
+        return build_prefix_cache(
+            kind, self.num_blocks, self.block_size, window, partial_reuse=partial
+        )
 
 
 class DigestRunner:
@@ -270,6 +277,8 @@ class World:
         scores: int = 3,
         worth_waiting: int = 3,
         order: str = "fcfs",
+        priorities: Priorities = COUNTING,
+        limits: ServerLimits = UNLIMITED,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
@@ -283,6 +292,8 @@ class World:
             max_model_len=self.window,
             eos_token_ids=(EOS,),
             overlap_depth=depth,
+            priorities=priorities,
+            limits=limits,
         )
         executor = LateExecutor(DigestRunner(groups, rows))
         self.compiler = SimCompiler(budget)
@@ -309,6 +320,7 @@ class World:
         salt: str = "",
         seed: int = 0,
         params: SamplingParams | None = None,
+        priority: int | None = None,
         routing_key: str = "",
         constraint: Constraint | None = None,
     ) -> str:
@@ -320,6 +332,7 @@ class World:
             params=params,
             seed=seed,
             cache_salt=salt,
+            priority=priority,
             routing_key=routing_key,
             constraint=constraint,
         )

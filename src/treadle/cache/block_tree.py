@@ -53,6 +53,7 @@ class BlockTreePrefixCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
+        self.num_evicted = 0
         self._partial = partial_reuse or PartialReuse()
         self._pool = BlockPool(num_blocks)
         self._root = Node(None, (), _NO_BLOCK)
@@ -215,17 +216,19 @@ class BlockTreePrefixCache:
 
     def _take(self, num_blocks: int) -> list[int]:
         while self._pool.num_free < num_blocks:
-            self._evict()
+            self.num_evicted += self._evict()
         blocks = self._pool.take(num_blocks)
         self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def _evict(self) -> None:
-        """Free the block that is worth least, and what the tree has below it."""
-        for node in self._cut_off(self._nodes[self._unheld.first()]):
-            if node.block not in self._holders:
-                self._unheld.remove(node.block)
-                self._pool.free([node.block])
+    def _evict(self) -> int:
+        """Free the block that is worth least, and what the tree has below it; how many it were."""
+        gone = self._cut_off(self._nodes[self._unheld.first()])
+        blocks = [node.block for node in gone if node.block not in self._holders]
+        for block in blocks:
+            self._unheld.remove(block)
+        self._pool.free(blocks)
+        return len(blocks)
 
     def _cut_off(self, top: Node) -> list[Node]:
         """Take a node and all below it out of the tree; which they were."""

@@ -32,18 +32,22 @@ _DIGEST_BYTES = 16
 
 
 class HashedPrefixCache:
-    """A block with no holder is in the pool or among the cached ones, once; a digest maps to the
-    first block that was published under it, later equal blocks stay anonymous."""
+    """A block with no holder is in the pool or among the cached ones, once. Equal blocks computed
+    at the same time all stay; the one published first is found, and the next once it is gone."""
 
     def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
+        self.num_evicted = 0
         self._window = window
         self._holders: dict[int, int] = {}
         """Of held blocks: how many leases have them."""
         self._digests: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
+        """The block that is found under a digest."""
+        self._twins: dict[bytes, list[int]] = {}
+        """Further blocks of the same digest, in order of publication."""
         self._pool = BlockPool(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Blocks that had a digest when their last holder left; the next to be handed out first."""
@@ -128,6 +132,7 @@ class HashedPrefixCache:
         while len(blocks) < num_blocks:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
+            self.num_evicted += 1
             blocks.append(block)
         self._holders.update(dict.fromkeys(blocks, 1))
         lease.blocks += blocks
@@ -146,9 +151,7 @@ class HashedPrefixCache:
             start = lease.num_published
             digest = _digest(lease.anchor, tokens[start : start + size])
             block = lease.blocks[start // size]
-            if self._blocks.setdefault(digest, block) == block:
-                self._digests[block] = digest
-                self.version += 1
+            self._enter(block, digest)
             lease.anchor = digest
             lease.num_published = start + size
         if self._window is None:
@@ -175,6 +178,8 @@ class HashedPrefixCache:
     def reset(self) -> None:
         for block in self._cached:
             self._forget(block)
+        self._pool.free(list(self._cached))
+        self._cached.clear()
 
     def check(self, leases: Sequence[Lease]) -> None:
         holders: dict[int, int] = {}
@@ -185,13 +190,32 @@ class HashedPrefixCache:
         assert holders == self._holders
         everywhere = sorted([*holders, *self._cached, *self._pool.snapshot()])
         assert everywhere == list(range(self.num_blocks))
-        assert {block: digest for digest, block in self._blocks.items()} == self._digests
+        named = [(block, digest) for digest, block in self._blocks.items()]
+        named += [(block, digest) for digest, twins in self._twins.items() for block in twins]
+        assert len(named) == len(self._digests)
+        assert dict(named) == self._digests
+        assert all(block in self._digests for block in self._cached)
+
+    def _enter(self, block: int, digest: bytes) -> None:
+        self._digests[block] = digest
+        if self._blocks.setdefault(digest, block) == block:
+            self.version += 1
+        else:
+            self._twins.setdefault(digest, []).append(block)
 
     def _forget(self, block: int) -> None:
-        digest = self._digests.pop(block, None)
-        if digest is not None:
-            self.version += 1
+        """The block is not found any more; an equal one is from now on, if there is one."""
+        digest = self._digests.pop(block)
+        self.version += 1
+        twins = self._twins.get(digest, [])
+        if self._blocks[digest] != block:
+            twins.remove(block)
+        elif twins:
+            self._blocks[digest] = twins.pop(0)
+        else:
             del self._blocks[digest]
+        if not twins:
+            self._twins.pop(digest, None)
 
 
 def _root(salt: str) -> bytes:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from treadle.cache.block_tree import BlockTreePrefixCache, PartialReuse
+from treadle.cache.eviction import EVICTIONS
 from treadle.cache.hashed import HashedPrefixCache
 from treadle.cache.none import NoPrefixCache
 from treadle.cache.prefix import NO_BLOCK, Lease, Match, PrefixCache, PrefixTree, Window
 from treadle.cache.radix import RadixPrefixCache
 from treadle.wire.plan import BlockCopy, BlockEdit
-
-INDEXES: Mapping[str, Callable[[int, int], PrefixCache]] = {
-    "none": NoPrefixCache,
-    "radix": RadixPrefixCache,
-    "hashed": HashedPrefixCache,
-    "block-tree": BlockTreePrefixCache,
-}
 
 
 @dataclasses.dataclass
@@ -173,17 +167,20 @@ def build_prefix_cache(
     num_blocks: int,
     block_size: int,
     window: Window | None = None,
+    *,
+    eviction: str = "lru",
     partial_reuse: PartialReuse | None = None,
 ) -> PrefixCache:
     """The index of one group. A sliding window is kept by the hash index under every kind: a tree
-    would hold on to whole paths. `partial_reuse` is for the block tree."""
-    if window is None and partial_reuse is not None:
-        return BlockTreePrefixCache(num_blocks, block_size, partial_reuse)
-    if window is None:
-        return INDEXES[kind](num_blocks, block_size)
+    would hold on to whole paths. `eviction` is the radix tree's and `partial_reuse` the block
+    tree's."""
     if kind == "none":
         return NoPrefixCache(num_blocks, block_size, window)
-    return HashedPrefixCache(num_blocks, block_size, window)
+    if kind == "hashed" or window is not None:
+        return HashedPrefixCache(num_blocks, block_size, window)
+    if kind == "block-tree":
+        return BlockTreePrefixCache(num_blocks, block_size, partial_reuse)
+    return RadixPrefixCache(num_blocks, block_size, EVICTIONS[eviction])
 
 
 def _num_held(match: Match) -> int:

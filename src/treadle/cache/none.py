@@ -24,6 +24,7 @@ class NoPrefixCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
+        self.num_evicted = 0
         self._window = window
         self._pool = BlockPool(num_blocks)
 

@@ -55,6 +55,8 @@ class Lease:
     copy: tuple[int, int] | None = None
     """The last of the matched blocks is the lease's own, the second of these: the first, which
     others hold or go on from, is to be copied into it before the lease's first step."""
+    priority: int = 0
+    """How much what it publishes is worth keeping, for an index that evicts by it."""
 
 
 class Published(NamedTuple):
@@ -79,6 +81,8 @@ class PrefixCache(Protocol):
     num_blocks: int
     version: int
     """Grows with whatever may make a match found before another one, or invalid."""
+    num_evicted: int
+    """Cached blocks that had to make room for others, since the start."""
 
     @property
     def capacity_tokens(self) -> int:

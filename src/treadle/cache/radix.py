@@ -1,7 +1,7 @@
 """Prefix index as a radix tree over tokens, in the manner of SGLang.
 
 An edge holds a run of tokens and the blocks of their KV. A lease locks the path from its anchor to
-the root; a leaf that nobody locks may be evicted, least recently used first, whole. Keys and
+the root; a leaf that nobody locks may be evicted, whole, in the order of an `Eviction`. Keys and
 splits stand on block boundaries, so with blocks of one token a match is exact to the token.
 Sequences of different salts part at the root.
 """
@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 
+from treadle.cache.eviction import Eviction, LeastRecentlyUsed
 from treadle.cache.pool import BlockPool
 from treadle.cache.prefix import UNCHANGED, Lease, Match, Published
 
@@ -19,7 +20,18 @@ from treadle.cache.prefix import UNCHANGED, Lease, Match, Published
 class Node:
     """An edge and the node at its end. A node's locks are at least the sum over its children."""
 
-    __slots__ = ("blocks", "children", "key", "last_used", "locks", "parent", "tokens")
+    __slots__ = (
+        "blocks",
+        "children",
+        "created",
+        "hits",
+        "key",
+        "last_used",
+        "locks",
+        "parent",
+        "priority",
+        "tokens",
+    )
 
     def __init__(
         self, parent: Node | None, key: object, tokens: list[int], blocks: list[int]
@@ -30,7 +42,7 @@ class Node:
         self.blocks = blocks
         self.children: dict[object, Node] = {}
         self.locks = 0
-        self.last_used = 0
+        self.created = self.last_used = self.hits = self.priority = 0
 
 
 class _Place:
@@ -45,20 +57,23 @@ class _Place:
 
 class RadixPrefixCache:
     """Free blocks + blocks in the tree + leases' own blocks = all blocks; no block stands in two
-    nodes; `evictable` is the number of blocks in nodes without locks."""
+    nodes; `evictable` is the number of blocks in nodes without locks. What a strategy ranks by
+    changes only while a node is locked."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, eviction: Eviction | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
+        self.num_evicted = 0
+        self._eviction = eviction or LeastRecentlyUsed()
         self._pool = BlockPool(num_blocks)
         self._root = Node(None, None, [], [])
         self._root.locks = 1
         self._evictable = 0
         self._ticks = itertools.count(1)
-        # Evictable leaves by last use. An entry is stale when its node was used, locked,
+        # Evictable leaves by rank and last use. An entry is stale when its node was used, locked,
         # removed or given children since; stale entries are skipped, and swept now and then.
-        self._leaves: list[tuple[int, int, Node]] = []
+        self._leaves: list[tuple[int, int, int, Node]] = []
         self._sweep_at = 64
         self._serial = itertools.count()
 
@@ -116,7 +131,7 @@ class RadixPrefixCache:
         if num_blocks > self.num_available:
             return None
         if num_blocks > self._pool.num_free:
-            self.evict(num_blocks - self._pool.num_free)
+            self.num_evicted += self.evict(num_blocks - self._pool.num_free)
         blocks = self._pool.take(num_blocks)
         lease.blocks += blocks
         return blocks
@@ -129,10 +144,27 @@ class RadixPrefixCache:
         Where the tree already has them, the tree's blocks take the place of the request's own.
         Decode steps are left to `release`: a node per token would only make the tree deep.
         """
+        if decode:
+            return UNCHANGED
+        return self._insert(lease, tokens, num_computed, whole=num_computed >= len(tokens))
+
+    def _insert(
+        self, lease: Lease, tokens: Sequence[int], num_computed: int, *, whole: bool
+    ) -> Published:
+        """A chunk is no use of its own: hits count when a `whole` prompt or answer is entered."""
         size = self.block_size
         end = num_computed - num_computed % size
-        if decode or end <= lease.num_published:
-            return UNCHANGED
+        published = UNCHANGED if end <= lease.num_published else self._extend(lease, tokens, end)
+        node = lease.anchor
+        while node is not self._root:
+            node.hits += whole
+            node.priority = max(node.priority, lease.priority)
+            node = node.parent
+        return published
+
+    def _extend(self, lease: Lease, tokens: Sequence[int], end: int) -> Published:
+        """Carry the lease's anchor on to `end`."""
+        size = self.block_size
         start, node = lease.num_published, lease.anchor
         at, kept = start, list[int]()
         while at < end:
@@ -156,7 +188,8 @@ class RadixPrefixCache:
         return Published(start // size, kept, surplus) if kept else UNCHANGED
 
     def release(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
-        self.free(self.publish(lease, tokens, num_computed, decode=False).surplus)
+        if num_computed >= lease.num_published:
+            self.free(self._insert(lease, tokens, num_computed, whole=True).surplus)
         self._pool.free(lease.blocks[lease.num_published // self.block_size :])
         self._unlock(lease.anchor)
         lease.blocks = []
@@ -169,7 +202,7 @@ class RadixPrefixCache:
         (fewer only if nothing evictable is left)."""
         freed = 0
         while freed < num_blocks and self._leaves:
-            last_used, _, node = heapq.heappop(self._leaves)
+            _, last_used, _, node = heapq.heappop(self._leaves)
             if not self._is_leaf_entry(node, last_used):
                 continue
             freed += len(node.blocks)
@@ -193,7 +226,9 @@ class RadixPrefixCache:
             assert node.parent.children[node.key] is node
             assert len(node.tokens) == len(node.blocks) * self.block_size > 0
         assert self._evictable == sum(len(node.blocks) for node in nodes if not node.locks)
-        entries = {id(n) for used, _, n in self._leaves if self._is_leaf_entry(n, used)}
+        alive = [e for e in self._leaves if self._is_leaf_entry(e[3], e[1])]
+        assert all(rank == self._eviction.rank(node) for rank, _, _, node in alive)
+        entries = {id(node) for _, _, _, node in alive}
         assert entries == {id(n) for n in nodes if not n.locks and not n.children}
         cached = [block for node in nodes for block in node.blocks]
         own = [
@@ -223,7 +258,8 @@ class RadixPrefixCache:
         self.version += 1
         assert node.parent is not None
         upper = Node(node.parent, node.key, node.tokens[:cut], node.blocks[:num_blocks])
-        upper.locks, upper.last_used = node.locks, node.last_used
+        upper.locks, upper.created, upper.last_used = node.locks, node.created, node.last_used
+        upper.hits, upper.priority = node.hits, node.priority
         node.parent.children[node.key] = upper
         node.parent, node.tokens, node.blocks = upper, node.tokens[cut:], node.blocks[num_blocks:]
         node.key = self._lower_key(node.tokens)
@@ -237,6 +273,7 @@ class RadixPrefixCache:
         size = self.block_size
         blocks = lease.blocks[at // size : end // size]
         node = Node(parent, self._key(tokens, at, lease.salt), list(tokens[at:end]), blocks)
+        node.created, node.priority = next(self._ticks), lease.priority
         parent.children[node.key] = node
         self._evictable += len(blocks)
         self.version += 1
@@ -271,10 +308,11 @@ class RadixPrefixCache:
         if node.children or node.locks:
             return
         if len(self._leaves) >= self._sweep_at:
-            self._leaves = [e for e in self._leaves if self._is_leaf_entry(e[2], e[0])]
+            self._leaves = [e for e in self._leaves if self._is_leaf_entry(e[3], e[1])]
             heapq.heapify(self._leaves)
             self._sweep_at = max(64, 2 * len(self._leaves))
-        heapq.heappush(self._leaves, (node.last_used, next(self._serial), node))
+        entry = (self._eviction.rank(node), node.last_used, next(self._serial), node)
+        heapq.heappush(self._leaves, entry)
 
     def _is_leaf_entry(self, node: Node, last_used: int) -> bool:
         return (

@@ -58,7 +58,7 @@ def chat(
     params = take_params(given, temperature=TEMPERATURE, top_p=TOP_P)
     answerer: Answerer
     if url is None:
-        answerer = _LocalAnswerer(model or "demo", params, given_settings(given))
+        answerer = _LocalAnswerer(model, params, given_settings(given))
     else:
         from treadle.cli.remote import RemoteAnswerer
 
@@ -140,12 +140,14 @@ def _turns() -> Iterator[str]:
 class _LocalAnswerer:
     """An engine in this process."""
 
-    def __init__(self, model: str, params: SamplingParams, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: str | None, params: SamplingParams, settings: Mapping[str, Any]
+    ) -> None:
         from treadle.engine.llm import LLM
 
-        self.name = model
         self._params = params
         self._llm = LLM(model, **settings)
+        self.name = self._llm.model
 
     def answer(self, messages: list[Message]) -> Generator[str, None, None]:
         for piece in self._llm.generate_stream("", self._params, chat=messages):

@@ -44,8 +44,7 @@ class _Report(msgspec.Struct):
 @click.argument("prompt")
 @click.option(
     "--model",
-    default="demo",
-    show_default=True,
+    show_default="demo",
     help="A .gguf file, a model's directory, a hub id, 'demo' or 'gemma'.",
 )
 @click.option(
@@ -57,7 +56,7 @@ class _Report(msgspec.Struct):
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @settings_options(*ENGINE_SECTIONS, without=("model", "served_model_name"))
-def generate(prompt: str, *, model: str, raw: bool, as_json: bool, **given: Any) -> None:
+def generate(prompt: str, *, model: str | None, raw: bool, as_json: bool, **given: Any) -> None:
     """Answer PROMPT; '-' reads it from standard input."""
     text = _read_stdin() if prompt == "-" else prompt
     # A text that is merely continued need not have an end.

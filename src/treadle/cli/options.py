@@ -18,6 +18,7 @@ from treadle.config.settings import (
     CacheSettings,
     Given,
     ModelSettings,
+    OrderSettings,
     PresetName,
     RuntimeSettings,
     ScheduleSettings,
@@ -27,6 +28,7 @@ ENGINE_SECTIONS: tuple[type[msgspec.Struct], ...] = (
     ModelSettings,
     CacheSettings,
     ScheduleSettings,
+    OrderSettings,
     RuntimeSettings,
 )
 

@@ -7,9 +7,9 @@ what runs anyway is taken; one whose feature is absent is refused by name. None 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from treadle.config.settings import KVMemoryRule
+from treadle.config.settings import KVMemoryRule, OrderName
 from treadle.errors import StartError
 
 Takes = Literal["value", "nothing", "values"]
@@ -46,7 +46,14 @@ class Meant(NamedTuple):
     note: str
 
 
-_STRUCTURED = "structured output is not there yet"
+_GRAMMARS = {
+    "auto": "auto",
+    "guidance": "llguidance",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+    "outlines": "outlines",
+    "lm-format-enforcer": "lm-format-enforcer",
+}
 _DRAFTS = "speculative decoding is not there yet"
 _LORA = "LoRA adapters are not there yet"
 _APART = "prefill and decode cannot be on different servers yet"
@@ -57,7 +64,6 @@ _WEIGHTS = "weights are used as the file has them"
 _CODE = "a model's files are data here, and none of their code is run"
 _TLS = "TLS is for a proxy in front of the server"
 _GPU = "there are no kernels for GPUs yet"
-_ORDER = "requests are admitted first come, first served; other orders are not there yet"
 _ATTENTION = "each backend has one attention of its own"
 _DEVICES = "several devices are not there yet"
 _TOKENIZER = "texts and tokens go through the model's own tokenizer"
@@ -65,7 +71,11 @@ _SEED = "a seed is a request's: without one its tokens are drawn anew each time"
 _LOG = "the log has one level"
 _GENERATES = "models generate here; embeddings and scores are not there yet"
 _ONE = {"1": None}
-_FCFS = {"fcfs": None}
+_ORDERS: dict[str, Any] = {
+    # Left open, for priorities may make another of it.
+    "fcfs": None,
+    **{name: name for name in get_args(OrderName) if name not in ("fcfs", "priority")},
+}
 _KV_TYPES = {
     "auto": None,
     "float16": "f16",
@@ -98,6 +108,7 @@ _SAME = (
     Alias("ctx_size", L, "max_model_len", note=_SLOTS),
     Alias("c", L, "max_model_len", note=_SLOTS),
     Alias("page_size", S, "block_size"),
+    Alias("guided_decoding_backend", f"{V}, {T}", "grammar_backend", values=_GRAMMARS),
     Alias("tokens_per_block", T, "block_size"),
     Alias("kv_cache_dtype", f"{V}, {S}", "kv_dtype", values=_KV_TYPES),
     Alias("cache_type_k", L, "kv_dtype", values=_KV_TYPES, note="of K and V alike"),
@@ -115,6 +126,12 @@ _SAME = (
     Alias("disable_overlap_schedule", S, "overlap_depth", fixed=0, takes="nothing"),
     Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
     Alias("t", L, "threads"),
+    Alias("scheduling_policy", V, "order", values={"fcfs": None, "priority": "priority"}),
+    Alias("schedule_policy", S, "order", values=_ORDERS),
+    Alias("enable_priority_scheduling", S, "priorities", fixed="count", takes="nothing"),
+    Alias("abort_on_priority_when_disabled", S, "priorities", fixed="abort", takes="nothing"),
+    Alias("schedule_low_priority_values_first", S, "low_priority_values_first", fixed=True,
+          takes="nothing"),
     Alias("model_path", S, "model"),
     Alias("m", L, "model"),
     Alias("hf_repo", L, "model"),
@@ -133,8 +150,6 @@ _ALWAYS = (
     Alias("enable_cache_report", S, fixed=True, takes="nothing", note="always so"),
     Alias("enable_metrics", S, fixed=True, takes="nothing", note="always so"),
     Alias("jinja", L, fixed=True, takes="nothing", note="always so"),
-    Alias("scheduling_policy", V, values=_FCFS, note=_ORDER),
-    Alias("schedule_policy", S, values=_FCFS, note=_ORDER),
     Alias("load_format", f"{V}, {S}", values={"auto": None, "safetensors": None, "gguf": None},
           note="the file says its format"),
     Alias("dtype", f"{V}, {S}", values={"auto": None}, note=_WEIGHTS),
@@ -170,10 +185,8 @@ _ABSENT = (
     Alias("sampling_backend", S, note="there is one sampler"),
     Alias("quantization", f"{V}, {S}", note=_WEIGHTS),
     Alias("trust_remote_code", f"{V}, {S}, {T}", takes="nothing", note=_CODE),
-    Alias("structured_outputs_config", V, note=_STRUCTURED),
-    Alias("grammar_backend", S, note=_STRUCTURED),
-    Alias("guided_decoding_backend", f"{V}, {T}", note=_STRUCTURED),
-    Alias("grammar", L, note=_STRUCTURED),
+    Alias("structured_outputs_config", V, note="--grammar-backend names the backend"),
+    Alias("grammar", L, note="a grammar is a request's"),
     Alias("speculative_config", f"{V}, {T}", note=_DRAFTS),
     Alias("speculative_algorithm", S, note=_DRAFTS),
     Alias("speculative_draft_model_path", S, note=_DRAFTS),
@@ -195,7 +208,6 @@ _ABSENT = (
     Alias("enable_auto_tool_choice", V, takes="nothing", note=_TOOLS),
     Alias("enable_expert_parallel", V, takes="nothing", note=_DEVICES),
     Alias("enable_dp_attention", S, takes="nothing", note=_DEVICES),
-    Alias("enable_priority_scheduling", S, takes="nothing", note=_ORDER),
     Alias("enable_sleep_mode", V, takes="nothing",
           note="memory is not given back while the server runs"),
     Alias("ssl_keyfile", f"{V}, {S}", note=_TLS),

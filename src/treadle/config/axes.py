@@ -5,7 +5,8 @@ Data only. A choice that treadle does not have yet is named as absent, with what
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Axis(NamedTuple):
@@ -43,7 +44,8 @@ AXES: dict[str, Axis] = {
             "order",
             "waiting order",
             ("fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"),
-            ("fcfs",),
+            ("fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"),
+            "order",
         ),
         Axis(
             "prefix_index",
@@ -88,9 +90,12 @@ AXES: dict[str, Axis] = {
 }
 
 
-def in_force(prefix_index: str, kv_memory: str, overlap: int) -> dict[str, str]:
-    """What runs on every axis; eviction follows from the index, whose structure it is."""
-    choices = {axis.name: axis.here[0] for axis in AXES.values()}
-    choices |= {"prefix_index": prefix_index, "kv_memory": kv_memory, "overlap": str(overlap)}
-    choices["eviction"] = "free-queue" if prefix_index == "hashed" else "lru-leaves"
+def in_force(values: Mapping[str, Any]) -> dict[str, str]:
+    """What runs on every axis, given the settings in force; eviction follows from the index, whose
+    structure it is."""
+    choices = {
+        axis.name: str(values[axis.setting]) if axis.setting else axis.here[0]
+        for axis in AXES.values()
+    }
+    choices["eviction"] = "free-queue" if choices["prefix_index"] == "hashed" else "lru-leaves"
     return choices

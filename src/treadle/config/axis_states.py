@@ -23,8 +23,7 @@ class AxisState(msgspec.Struct, frozen=True):
 
 def axis_states(resolved: Resolved) -> tuple[AxisState, ...]:
     """The choices of the preset, unless a setting has chosen otherwise."""
-    cache, wishes = resolved.cache, PRESETS[resolved.preset].axes
-    runs = in_force(cache.prefix_cache, cache.kv_memory_rule, resolved.schedule.overlap_depth)
+    wishes, runs = PRESETS[resolved.preset].axes, in_force(resolved.flat())
     states = []
     for name, axis in AXES.items():
         wish = wishes[name]

@@ -47,9 +47,18 @@ def check_composition(choices: Mapping[str, str]) -> None:
 
 def check_settings(user: EngineSettings) -> None:
     """Raises StartError for settings of which one leaves the other without a meaning."""
-    cache, runtime = user.cache, user.runtime
+    cache, runtime, order = user.cache, user.runtime, user.order
     if runtime.isa is not None and runtime.backend == "torch":
         raise StartError("isa chooses among the native kernels; the backend is torch")
+    if order.priorities == "count" and order.order not in (None, "priority", "lof"):
+        raise StartError(f"priorities count only in the orders priority and lof, not {order.order}")
+    if order.order == "priority" and order.priorities not in (None, "count"):
+        raise StartError(f"order priority goes by priorities; they cannot be {order.priorities!r}")
+    if order.in_batch_check_threshold is not None and order.in_batch_check_threshold < -1:
+        raise StartError(
+            f"in_batch_check_threshold is {order.in_batch_check_threshold}; it must be -1, for no"
+            " check, or more"
+        )
     if cache.kv_cache_memory_bytes is not None and cache.kv_memory_fraction is not None:
         raise StartError(
             f"kv_memory_fraction is {cache.kv_memory_fraction:g}, and kv_cache_memory_bytes says"

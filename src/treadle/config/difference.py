@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import msgspec
 
 from treadle.config.presets import PRESETS
-from treadle.config.presets.knob import Knob
+from treadle.config.presets.knob import Knob, Ruled
 from treadle.config.settings import PresetName
-from treadle.config.topics import TOPICS, Topic
+from treadle.config.topics import CAUSES, TOPICS, Cause, Fixed, IsOn, Side, Topic
 from treadle.config.view import View
-
-Cause = Literal["different default", "different rule", "different structure"]
-CAUSES: tuple[Cause, ...] = ("different default", "different rule", "different structure")
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -23,6 +20,14 @@ class Difference(msgspec.Struct, frozen=True):
     second: Any
     why: str
     """Knobs or axis, and what the values depend on."""
+
+
+class _Seen(NamedTuple):
+    """One preset's side of a topic, in a case."""
+
+    value: Any
+    why: str = ""
+    knob: Knob | None = None
 
 
 def differences(see: View, first: PresetName, second: PresetName) -> tuple[Difference, ...]:
@@ -48,27 +53,32 @@ def _difference(
         elif topic.axis == "kv_memory":
             cause = "different rule"
         return Difference(topic.title, cause, one, other, "") if one != other else None
-    pair = [(name, PRESETS[name].knobs().get(getattr(topic, name))) for name in (first, second)]
-    if any(knob is None for _, knob in pair):
+    sides = [_side(see, name, getattr(topic, name)) for name in (first, second)]
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides) or known[0].value == known[1].value:
         return None
-    knobs = [knob for _, knob in pair if knob is not None]
-    ruled = [knob.at(see) for knob in knobs]
-    values = [
-        knob.value if given is None else given.value
-        for knob, given in zip(knobs, ruled, strict=True)
-    ]
-    if values[0] == values[1]:
+    why = "; ".join(side.why for side in known if side.why)
+    found = topic.cause or _cause([side.knob for side in known if side.knob is not None])
+    return Difference(topic.title, found, known[0].value, known[1].value, why)
+
+
+def _side(see: View, preset: PresetName, side: Side) -> _Seen | None:
+    if side is None:
         return None
-    why = "; ".join(
-        f"{PRESETS[name].label}'s {getattr(topic, name)}"
-        + (f": {given.why}" if given is not None and knob.rule is not None else "")
-        for (name, _), knob, given in zip(pair, knobs, ruled, strict=True)
-    )
-    return Difference(topic.title, _cause(knobs), values[0], values[1], why)
+    if isinstance(side, Fixed):
+        return _Seen(side.value)
+    name = side.knob if isinstance(side, IsOn) else side
+    knob = PRESETS[preset].knobs()[name]
+    ruled = knob.at(see) or Ruled(knob.value, knob.condition)
+    why = f"{PRESETS[preset].label}'s {name}"
+    if knob.rule is not None:
+        why += f": {ruled.why}"
+    on = isinstance(side, IsOn) and knob.here.ours(ruled.value) != "none"
+    return _Seen(on if isinstance(side, IsOn) else ruled.value, why, knob)
 
 
 def _cause(knobs: list[Knob]) -> Cause:
-    layers = {knob.resolved_by for knob in knobs}
     if any(knob.rule is not None for knob in knobs):
         return "different rule"
-    return "different structure" if layers & {"data_structure"} else "different default"
+    structural = any(knob.resolved_by == "data_structure" for knob in knobs)
+    return "different structure" if structural else "different default"

@@ -18,7 +18,7 @@ from treadle.config.file import read_settings
 from treadle.config.settings import EngineSettings, Given, ServerSettings
 from treadle.errors import StartError
 
-OWN = ("preset", "usage", "given")
+OWN = ("preset", "usage", "bounds", "given")
 """Of EngineSettings itself, beside its sections."""
 
 
@@ -55,7 +55,7 @@ def engine_settings(given: Mapping[str, object]) -> EngineSettings:
         for name, value in _from_file(path).items():
             if name == "preset":
                 own.setdefault("preset", value)
-            elif name not in values and name not in given:
+            elif name not in values and given.get(name) is None:
                 marks.setdefault(name, Given("config file", f"in {path}"))
                 if name not in SECTIONS["server"]:
                     values[name] = value

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from treadle.config.facts import ModelFacts
-from treadle.config.resolve import Resolved
+from treadle.config.resolve import OrderValues, Resolved
 
 EngineState = Literal["on", "conditional", "off", "unresolved"]
 OwnState = Literal["on", "conditional", "off", "absent"]
@@ -95,7 +95,7 @@ def mechanisms(
 def _own(
     resolved: Resolved, model: ModelFacts, watchdog_timeout: float | None
 ) -> dict[str, tuple[OwnState, str]]:
-    cache, schedule = resolved.cache, resolved.schedule
+    cache, schedule, order = resolved.cache, resolved.schedule, resolved.order
     absent: tuple[OwnState, str] = ("absent", "not there yet")
     states: dict[str, tuple[OwnState, str]] = {row.id: absent for row in ROWS}
     states |= {
@@ -115,10 +115,7 @@ def _own(
             "if there is a prefix cache; " + _holds(cache.prefix_cache != "none"),
         ),
         "admission_control": ("on", "rows, tokens of a step, blocks for a whole prompt"),
-        "priority_preemption": (
-            "absent",
-            "order is first come, first served; the newest gives way when blocks run out",
-        ),
+        "priority_preemption": _priorities(order),
         "hang_watchdog": _watchdog(watchdog_timeout),
     }
     return states
@@ -128,6 +125,13 @@ def _prefix_cache(kind: str) -> tuple[OwnState, str]:
     if kind == "none":
         return "off", "--prefix-cache radix or hashed turns it on"
     return "on", f"the index is {kind}"
+
+
+def _priorities(order: OrderValues) -> tuple[OwnState, str]:
+    if order.priorities != "count":
+        return "off", "--order priority turns them on"
+    first = "smaller" if order.low_priority_values_first else "larger"
+    return "on", f"{first} ones first"
 
 
 def _watchdog(timeout: float | None) -> tuple[OwnState, str]:

@@ -6,7 +6,7 @@ it has read is recorded. The result is frozen and without None; whatever runs ta
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,10 +19,13 @@ from treadle.config.rules import RULES
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
+    OrderName,
     PrefixCacheKind,
     PresetName,
+    PriorityRule,
     Source,
 )
 from treadle.config.view import Choice, View, this_device, watch
@@ -59,11 +62,23 @@ class ScheduleValues(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: int
 
 
+class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
+    order: OrderName
+    priorities: PriorityRule
+    low_priority_values_first: bool
+    missing_priority: Literal["zero", "worst"]
+    in_batch_check_threshold: int
+    in_batch_share_threshold: int
+    sort_limit: int
+    order_seed: int
+
+
 class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendName
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +88,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelValues
     cache: CacheValues
     schedule: ScheduleValues
+    order: OrderValues
     runtime: RuntimeValues
     reasons: dict[str, Reason]
 
     def flat(self) -> dict[str, Any]:
         """The values by name, without sections, and their reasons; plain enough for JSON."""
-        sections = (self.model, self.cache, self.schedule, self.runtime)
+        sections = (self.model, self.cache, self.schedule, self.order, self.runtime)
         values: dict[str, Any] = {"preset": self.preset}
         for section in sections:
             values |= msgspec.to_builtins(section)
@@ -108,6 +124,6 @@ def resolve_view(
         values.setdefault(rule.section, {})[rule.name] = choice.value
         reasons[rule.name] = Reason(choice.source, choice.sentence, tuple(seen))
     settled = view.settled
-    check_composition(in_force(settled.prefix_cache, settled.kv_memory_rule, settled.overlap_depth))
+    check_composition(in_force(vars(settled)))
     resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
     return resolved, view

@@ -13,12 +13,19 @@ from msgspec import Meta
 PrefixCacheKind = Literal["none", "radix", "hashed"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
+GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
 
 KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
 """What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
+
+OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "random", "routing-key"]
+"""In which order waiting requests are looked at: `schedule.order`."""
+
+PriorityRule = Literal["ignore", "refuse", "abort", "count"]
+"""What becomes of a request's priority: `engine.priorities`."""
 
 Source = Literal[
     "argument",
@@ -105,6 +112,43 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    order: Annotated[
+        OrderName | None, Meta(description="In which order waiting requests are looked at.")
+    ] = None
+    priorities: Annotated[
+        PriorityRule | None,
+        Meta(
+            description="What a request's priority does: nothing, a refusal with 400 (refuse) or"
+            " 503 (abort), or it counts."
+        ),
+    ] = None
+    low_priority_values_first: Annotated[
+        bool | None,
+        Meta(description="Whether smaller priorities are more important (vLLM), or larger."),
+    ] = None
+    missing_priority: Annotated[
+        Literal["zero", "worst"] | None,
+        Meta(description="The priority of a request that has none: 0 (vLLM), or the worst."),
+    ] = None
+    in_batch_check_threshold: Annotated[
+        int | None,
+        Meta(
+            description="lpm, hrrn: waiting requests with at most so many cached tokens are"
+            " compared with each other; -1: none."
+        ),
+    ] = None
+    in_batch_share_threshold: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: one that shares so many tokens with an earlier one waits."),
+    ] = None
+    sort_limit: Annotated[
+        AtLeastOne | None,
+        Meta(description="lpm, hrrn: with more waiting, first come, first served."),
+    ] = None
+    order_seed: Annotated[int | None, Meta(description="What the random order draws from.")] = None
+
+
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     backend: Annotated[
         BackendName | None, Meta(description="Kernels to run on; torch needs PyTorch installed.")
@@ -113,6 +157,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
     threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
+    grammar_backend: Annotated[
+        Literal["auto", GrammarBackendName] | None,
+        Meta(
+            description="Library that holds answers to schemas, regexes and grammars; none refuses "
+            "such requests. Those beside llguidance are extras to install."
+        ),
+    ] = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +191,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     8,000 tokens it is about a gigabyte, and at one answer a second more than an hour of waiting."""
     queue_timeout: Annotated[
         Seconds | None, Meta(description="Seconds a request may wait before it gets 503.")
+    ] = None
+    running_timeout: Annotated[
+        Seconds | None,
+        Meta(description="Seconds an answer may take from its start before it gets 503."),
     ] = None
     watchdog_timeout: Annotated[
         float,
@@ -210,15 +265,27 @@ class Given(msgspec.Struct, frozen=True):
     """What is different from what the words mean elsewhere."""
 
 
+class Bounds(msgspec.Struct, frozen=True):
+    """Settings of a server that its engine sees to."""
+
+    max_queued: int | None = None
+    running_timeout: float | None = None
+
+
+UNBOUNDED = Bounds()
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine needs; crosses to the engine's process as JSON."""
 
     preset: PresetName = "treadle"
     usage: Usage = "offline"
     """What the engine is started for; some presets decide by it."""
+    bounds: Bounds = UNBOUNDED
     given: dict[str, Given] = {}
     """Of the settings that did not simply come as arguments, by name."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
+    order: OrderSettings = msgspec.field(default_factory=OrderSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)

@@ -20,9 +20,12 @@ from treadle.config.hardware import Hardware
 from treadle.config.settings import (
     BackendName,
     EngineSettings,
+    GrammarBackendName,
     KVMemoryRule,
     KVType,
+    OrderName,
     PrefixCacheKind,
+    PriorityRule,
     Source,
 )
 
@@ -49,9 +52,18 @@ class Settled:
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    order: OrderName
+    priorities: PriorityRule
+    low_priority_values_first: bool
+    missing_priority: str
+    in_batch_check_threshold: int
+    in_batch_share_threshold: int
+    sort_limit: int
+    order_seed: int
     backend: BackendName
     isa: str
     threads: int
+    grammar_backend: GrammarBackendName
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ import dataclasses
 from typing import Any
 
 from treadle.engine.guide import Guide
+from treadle.engine.limits import UNLIMITED, Limits
+from treadle.engine.priorities import REFUSED, Priorities
 from treadle.errors import EngineError, InvalidRequest, PromptTooLong, TreadleError
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
@@ -24,6 +26,8 @@ class Served:
     eos_token_ids: tuple[int, ...]
     """The model's own first."""
     overlap_depth: int
+    priorities: Priorities = REFUSED
+    limits: Limits = UNLIMITED
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The settings in effect, for people to look at."""
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)

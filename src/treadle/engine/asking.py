@@ -12,7 +12,7 @@ import msgspec
 from treadle.engine.prompts import Given
 from treadle.errors import InvalidRequest
 from treadle.text.frontend import Frontend
-from treadle.text.intake import Accepted
+from treadle.text.intake import Accepted, Place
 from treadle.wire.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -82,8 +82,27 @@ class Asking:
         return msgspec.structs.replace(params, seed=self._seeds.getrandbits(63))
 
 
+def priorities_of(priority: Sequence[int] | None, count: int) -> list[int | None]:
+    """One for each of `count` prompts."""
+    if priority is None:
+        return [None] * count
+    if not isinstance(priority, Sequence) or not all(type(one) is int for one in priority):
+        raise InvalidRequest(
+            "priority must be a list of whole numbers, one for each prompt", param="priority"
+        )
+    if len(priority) != count:
+        raise InvalidRequest(
+            f"there are {count} prompts and {len(priority)} priorities", param="priority"
+        )
+    return list(priority)
+
+
 def accept_prompt(
-    frontend: Frontend, given: Given, params: SamplingParams, cache_salt: str
+    frontend: Frontend,
+    given: Given,
+    params: SamplingParams,
+    cache_salt: str,
+    priority: int | None = None,
 ) -> Asked:
     """Raises a RequestError that says what is wrong."""
     ids = given.ids
@@ -92,7 +111,8 @@ def accept_prompt(
         ids = frontend.encode(given.text, add_special=True)
     salt = cache_salt if given.cache_salt is None else given.cache_salt
     accepted = frontend.check(ids, params)
-    return Asked(given.text, dataclasses.replace(accepted, cache_salt=salt))
+    place = Place(priority)
+    return Asked(given.text, dataclasses.replace(accepted, cache_salt=salt, place=place))
 
 
 def accept_chat(

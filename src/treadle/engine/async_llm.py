@@ -44,7 +44,9 @@ class AsyncLLM:
     """One model, ready to answer. A consumer that stops, by leaving its loop, cancellation or an
     error, ends its request within a step."""
 
-    def __init__(self, model: str = "demo", *, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, seed: int | None = None, **settings: Any
+    ) -> None:
         """As for `LLM`. Blocks while the model loads: inside a coroutine, use asyncio.to_thread."""
         self._asking = Asking(seed)
         self._session = Session(model, settings)
@@ -99,6 +101,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        priority: int | None = None,
         cache_salt: str = "",
     ) -> Outputs:
         """The answers to one prompt as they come; what each output holds, `output_kind` says.
@@ -108,7 +111,7 @@ class AsyncLLM:
         `request_id` that is in use.
         """
         accept: Accept = lambda frontend, params: accept_prompt(  # noqa: E731
-            frontend, read_prompt(prompt), params, cache_salt
+            frontend, read_prompt(prompt), params, cache_salt, priority
         )
         return self._outputs(accept, sampling_params, request_id)
 

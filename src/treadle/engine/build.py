@@ -23,9 +23,12 @@ from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
-from treadle.config.settings import EngineSettings
+from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
 from treadle.engine.admission import Served
+from treadle.engine.build_grammars import build_compiling
+from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
+from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
 from treadle.engine.trial import measure_step_bytes
 from treadle.errors import StartError
@@ -36,7 +39,9 @@ from treadle.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from treadle.runner.runner import Runner
 from treadle.sampling.sampler import Sampler
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.order.fcfs import Fcfs
+from treadle.schedule.order.build import OrderParams, build_order
+from treadle.schedule.order.in_batch import InBatchCheck
+from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Progress
 
@@ -60,6 +65,9 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    path: Path = Path()
+    """The model, whose tokenizer grammars are made of."""
+    bounds: Bounds = UNBOUNDED
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What was resolved from, beside the settings: whoever has them can resolve again."""
 
@@ -70,11 +78,19 @@ class Parts:
             max_model_len=self.resolved.model.max_model_len,
             eos_token_ids=self.card.eos_ids,
             overlap_depth=depth,
+            priorities=Priorities.of(self.resolved.order),
+            limits=self._limits(),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
-        return Engine(served, self.scheduler, self.kv, self.fence, executor)
+        compiling = build_compiling(self.resolved.runtime.grammar_backend, self.path, self.card)
+        return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
+
+    def _limits(self) -> ServerLimits:
+        counts = self.resolved.order.priorities == "count"
+        queued = self.bounds.max_queued if counts else None
+        return ServerLimits(queued, self.bounds.running_timeout)
 
 
 class _Phases:
@@ -131,7 +147,9 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
         resolved = resolve(settings, facts, machine)
         parts = _assemble(resolved, model, backend)
         inputs = {"model": facts, "machine": machine}
-        parts = dataclasses.replace(parts, inputs=msgspec.to_builtins(inputs))
+        parts = dataclasses.replace(
+            parts, inputs=msgspec.to_builtins(inputs), bounds=settings.bounds, path=path
+        )
         size = resolved.cache.block_size
         capacity = max(count * size for count in resolved.cache.num_blocks)
         details.append(f"KV for {capacity} tokens in blocks of {size}")
@@ -209,9 +227,14 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     kv = _kv_cache(resolved, card)
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
-    waiting: Fcfs[Request] = Fcfs()
-    scheduler = build_scheduler(bounds, waiting, kv, fence)
+    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
+
+
+def _waiting(resolved: Resolved) -> WaitingOrder[Request]:
+    order = resolved.order
+    check = InBatchCheck(order.in_batch_check_threshold, order.in_batch_share_threshold)
+    return build_order(order.order, OrderParams(check, order.sort_limit, order.order_seed))
 
 
 def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from treadle.engine.guide import Guide
 from treadle.engine.request import Request
-from treadle.errors import InvalidRequest, TreadleError
+from treadle.errors import InvalidRequest, RequestError, TreadleError
+from treadle.grammars.backends import refuse_none
 from treadle.grammars.ports import Grammar
 from treadle.wire.constraint import Constraint
 
@@ -59,10 +60,7 @@ class Compiling:
     def start(self, request: Request, guide: Guide) -> None:
         """Raises what a grammar cannot be compiled for at all."""
         if self._compiler is None:
-            raise InvalidRequest(
-                f"{guide.field}: structured output is off; the setting grammar_backend turns it on",
-                param=guide.field,
-            )
+            raise InvalidRequest(refuse_none().message, param=guide.field)
         self._requests[request] = self._compiler.start(guide.constraint)
 
     def take_ready(self, *, idle: bool) -> list[tuple[Request, TreadleError | None]]:
@@ -98,7 +96,8 @@ class Compiling:
             grammar = compilation.poll()
             if grammar is not None:
                 guide.begin(grammar)
+        except RequestError as error:
+            return InvalidRequest(f"{guide.field}: {error.message}", param=guide.field)
         except TreadleError as error:
-            error.param = guide.field
             return error
         return None

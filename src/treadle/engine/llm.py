@@ -27,6 +27,7 @@ from treadle.engine.asking import (
     accept_prompt,
     conversations_of,
     default_params,
+    priorities_of,
 )
 from treadle.engine.gauges import Metric, metrics_of
 from treadle.engine.outputs import Answers, RequestOutput, StreamPiece
@@ -44,8 +45,11 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """One model, ready to answer. Calls from several threads share the engine's steps."""
 
-    def __init__(self, model: str = "demo", *, seed: int | None = None, **settings: Any) -> None:
-        """`settings` are the fields of `config.settings`, as on the command line.
+    def __init__(
+        self, model: str | None = None, *, seed: int | None = None, **settings: Any
+    ) -> None:
+        """`settings` are the fields of `config.settings`, as on the command line, and `preset` and
+        `config`, a TOML file. The model is the argument, else the file's, else the demo.
 
         With a `seed`, sampled answers are those of the same calls in the same order in another run;
         a request's own seed goes before it. Raises StartError when the model, a setting or the
@@ -71,6 +75,11 @@ class LLM:
     def close(self) -> None:
         """Stop threads and free the memory; calls fail from then on, also those in progress."""
         self._session.close()
+
+    @property
+    def model(self) -> str:
+        """What the model was asked for by."""
+        return self._session.model
 
     @property
     def startup(self) -> list[Progress]:
@@ -100,20 +109,23 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue one prompt or each of several; answers in the order of the prompts.
 
         A prompt is a text, token ids (a list, or an array of one dimension), or a mapping with
-        `prompt` or `prompt_token_ids`. Raises a RequestError, and leaves nothing running, if any
-        prompt or parameter is wrong. A bar shows progress if standard error is a terminal.
+        `prompt` or `prompt_token_ids`. `priority` has one for each prompt. Raises a RequestError,
+        and leaves nothing running, if any prompt or parameter is wrong. A bar shows progress if
+        standard error is a terminal.
         """
         loop = self._session.loop
         given = read_prompts(prompts)
         params = self._asking.params(self._frontend, sampling_params, len(given))
+        places = priorities_of(priority, len(given))
         asked = [
-            accept_prompt(self._frontend, one, own, cache_salt)
-            for one, own in zip(given, params, strict=True)
+            accept_prompt(self._frontend, one, own, cache_salt, place)
+            for one, own, place in zip(given, params, places, strict=True)
         ]
         return loop.run(lambda: self._answer(asked, use_tqdm))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
@@ -23,6 +23,7 @@ from treadle.engine.compiling import Compiling
 from treadle.engine.constrain import StepMasks
 from treadle.engine.ends import End, end_of
 from treadle.engine.gate import Gate
+from treadle.engine.limits import gave_way
 from treadle.engine.replies import Replies
 from treadle.engine.request import Request
 from treadle.errors import InvalidRequest, TreadleError
@@ -84,6 +85,8 @@ class Engine:
     def step(self) -> list[FromEngine]:
         """Run one step, if any request can; returns all messages that are due."""
         self._take_compiled()
+        for request in self._served.limits.expired(self._scheduler.running, time.monotonic()):
+            self._fail(request, self._served.limits.took_too_long())
         flight = None if self._gate.is_shut else self._scheduler.plan()
         if flight is not None:
             self._note_started(flight)
@@ -167,12 +170,18 @@ class Engine:
             if message.request_id in self._requests:
                 raise InvalidRequest("this request id is in use", param="request_id")
             longest = longest_answer(message, self._served, self._kv.capacity_tokens)
-            request = Request.of(message, longest, time.monotonic())
+            rank = self._served.priorities.rank(message.priority)
+            request = Request.of(message, longest, time.monotonic(), rank)
+            worse = self._served.limits.displaced(
+                request, self._waiting(), self._scheduler.free_rows
+            )
             if request.guide is not None:
                 self._compiling.start(request, request.guide)
         except TreadleError as error:
             self._replies.failure(message.request_id, error)
             return
+        if worse is not None:
+            self._fail(worse, gave_way())
         self._num_prompt_tokens += request.num_prompt
         self._requests[request.request_id] = request
         if not self._gate.is_open:
@@ -180,15 +189,18 @@ class Engine:
         elif request not in self._compiling:
             self._scheduler.add(request)
 
+    def _waiting(self) -> Collection[Request]:
+        """All who wait where one that comes now would."""
+        waiting = self._scheduler.waiting if self._gate.is_open else self._gate.held
+        return {**dict.fromkeys(waiting), **dict.fromkeys(self._compiling)}
+
     def _take_compiled(self) -> None:
         scheduler = self._scheduler
         can_run = not self._gate.is_shut and (scheduler.running or scheduler.num_waiting)
         idle = not (can_run or self._in_flight or self._replies)
         for request, error in self._compiling.take_ready(idle=idle):
             if error is not None:
-                self._leave(request)
-                self._replies.failure(request.request_id, error)
-                self._answer_drained()
+                self._fail(request, error)
             elif self._gate.is_shut:
                 self._gate.held[request] = None
             elif request not in self._gate.held:
@@ -290,14 +302,17 @@ class Engine:
         return tokens
 
     def _stop_short(self, request: Request) -> None:
-        """There was nothing to choose. The others are not touched."""
+        """There was nothing to choose."""
         # A step in flight computes a place for which no token ever came.
         request.num_computed = min(request.num_computed, len(request.tokens))
         if request.guide is not None and request.guide.may_end:
             self._end(request, "stop")  # min_tokens asks for more than the grammar has
             return
+        self._fail(request, nothing_to_choose(request.params, request.guide))
+
+    def _fail(self, request: Request, error: TreadleError) -> None:
+        """The others are not touched."""
         self._leave(request)
-        error = nothing_to_choose(request.params, request.guide)
         self._replies.failure(request.request_id, error)
         self._answer_drained()
 

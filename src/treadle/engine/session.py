@@ -44,11 +44,12 @@ class Session:
     text: ModelText
     ready: Ready
 
-    def __init__(self, model: str, settings: Mapping[str, object]) -> None:
-        """Raises StartError when the model, a setting or the machine does not fit."""
+    def __init__(self, model: str | None, settings: Mapping[str, object]) -> None:
+        """Without a model it is that of the settings' file, or the default. Raises StartError when
+        the model, a setting or the machine does not fit."""
         resolved = engine_settings({"model": model, **settings})
-        path = resolve_model(model)
-        self.model = model
+        self.model = resolved.model.model
+        path = resolve_model(self.model)
         self.startup: list[Progress] = []
         self._pid = os.getpid()
         self._channel = LocalChannel()

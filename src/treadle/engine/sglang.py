@@ -36,7 +36,7 @@ class Engine:
 
     def __init__(
         self,
-        model_path: str = "demo",
+        model_path: str | None = None,
         *,
         incremental_streaming_output: bool = False,
         **settings: Any,

@@ -23,3 +23,15 @@ class CompilerLimits:
     max_cached: int = 1024
     max_cached_bytes: int = 256 * 2**20
     """Least recently wanted first out; what requests wait for stays."""
+
+
+LLGUIDANCE = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 400_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+}
+"""Of llguidance, per grammar: what a compilation and one mask may cost. A lexer state is 1 to 2 kB,
+so a grammar stays below 100 MB; fuel is about 50 to the microsecond when compiling, 14 after."""

@@ -26,12 +26,13 @@ class Matcher(Protocol):
 
     def fill(self, words: MaskWords) -> None:
         """Write every word of the row: the tokens that may come next, end tokens of the model among
-        them where the text may end. No bit at all means that nothing can come; `failure` says why.
-        """
+        them where the text may end. Of several ways to write text that must come, a backend may
+        leave the tokenizer's own alone. No bit at all means that nothing can come; `failure` says
+        why."""
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; False, and nothing changed, if the grammar forbids it. An end token
-        finishes the matcher where the text may end."""
+        """Go on by one token; False, and nothing changed, if the grammar forbids it, or a limit was
+        met, which `failure` tells. An end token finishes the matcher where the text may end."""
 
     def forced(self) -> list[int]:
         """Tokens that must come next, as the tokenizer itself would write their text; empty where

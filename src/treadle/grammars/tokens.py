@@ -36,6 +36,11 @@ class TokenTable:
         silent = {*ends, *(t for t in range(tokenizer.vocab_size) if tokenizer.is_special(t))}
 
         def encode(text: str) -> list[int]:
+            """Behind a line break, so that no space is put in front, as at a text's start."""
+            ids = tokenizer.encode("\n" + text, add_special=False, parse_special=False)
+            for count in range(1, 4):
+                if b"".join(map(tokenizer.token_bytes, ids[:count])).endswith(b"\n"):
+                    return ids[count:]
             return tokenizer.encode(text, add_special=False, parse_special=False)
 
         return cls(

@@ -6,7 +6,7 @@ How, is settled by strategies, one on each axis (see `strategies`); here they me
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 from treadle.schedule.counters import Counters
@@ -62,6 +62,14 @@ class Scheduler(Generic[R]):
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[R]:
+        return self._waiting
+
+    @property
+    def free_rows(self) -> int:
+        return self.limits.max_num_seqs - len(self.running)
 
     @property
     def running(self) -> Sequence[R]:

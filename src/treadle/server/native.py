@@ -14,6 +14,7 @@ from starlette.responses import Response
 from treadle.errors import InvalidRequest, TreadleError
 from treadle.server.body import decode, read_body
 from treadle.server.errors import error_body
+from treadle.server.place import ROUTING_KEY_HEADER
 from treadle.server.route import Endpoint, json_response
 from treadle.server.stream import DONE, EventStream, event, unless_gone
 from treadle.text.frontend import Frontend
@@ -62,6 +63,7 @@ class Native:
 
     async def _generates(self, http: Request) -> Response:
         request = decode(self._generate, await read_body(http))
+        request.routing_key = request.routing_key or http.headers.get(ROUTING_KEY_HEADER)
         _ = self._frontend.text  # raises while loading, before a word on the request itself
         name = secrets.token_hex(16)
         batch = await asyncio.to_thread(Batch, self._frontend, request, name)

@@ -25,13 +25,14 @@ from treadle.server.body import decode, read_body
 from treadle.server.chat_shape import ChatShape
 from treadle.server.completion_shape import CompletionShape
 from treadle.server.exchange import Exchange, Kind, Label
+from treadle.server.place import place_of
 from treadle.server.prompts import Prompt, encode_prompts, prompts_of, render_chat
 from treadle.server.route import Endpoint, json_response
 from treadle.server.schema.answer import Answer, ModelCard, ModelList
 from treadle.server.schema.chat import ChatChoice, ChatRequest
 from treadle.server.schema.completions import CompletionChoice, CompletionRequest
 from treadle.text.frontend import Frontend
-from treadle.text.intake import Accepted, check_number
+from treadle.text.intake import Accepted, Place, check_number
 from treadle.text.load import ModelText
 from treadle.wire.sampling_params import SamplingParams
 
@@ -98,7 +99,9 @@ class OpenAI:
         prompts = await asyncio.to_thread(encode_prompts, self._frontend, request, given)
         shape = CompletionShape(text.tokenizer, request, prompts)
         kinds: tuple[Kind, Kind] = ("text_completion", "text_completion")
-        exchange = self._exchange(request, prompts, params, shape, kinds)
+        place = place_of(http, request.priority, request.routing_key)
+        accepted = [self._accept(prompt, params, place) for prompt in prompts]
+        exchange = self._exchange(request, prompts, accepted, shape, kinds)
         return await exchange.respond(http, self._frontend)
 
     async def _chats(self, http: Request) -> Response:
@@ -110,7 +113,9 @@ class OpenAI:
         prompt = await asyncio.to_thread(render_chat, self._frontend, request, trusted=trusted)
         shape = ChatShape(text.tokenizer, request, prompt)
         kinds: tuple[Kind, Kind] = ("chat.completion", "chat.completion.chunk")
-        exchange = self._exchange(request, [prompt], params, shape, kinds)
+        place = place_of(http, request.priority, request.routing_key)
+        accepted = [self._accept(prompt, params, place)]
+        exchange = self._exchange(request, [prompt], accepted, shape, kinds)
         return await exchange.respond(http, self._frontend)
 
     def _admit(self, request: CompletionRequest | ChatRequest) -> ModelText:
@@ -133,7 +138,7 @@ class OpenAI:
         self,
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[Prompt],
-        params: SamplingParams,
+        accepted: Sequence[Accepted],
         shape: Shape,
         kinds: tuple[Kind, Kind],
     ) -> Exchange:
@@ -141,7 +146,7 @@ class OpenAI:
         return Exchange(
             request=request,
             prompts=prompts,
-            accepted=[self._accept(prompt, params) for prompt in prompts],
+            accepted=accepted,
             shape=shape,
             label=Label(
                 id=f"{prefix}-{request.request_id or secrets.token_hex(16)}",
@@ -153,8 +158,8 @@ class OpenAI:
             timed=request.wants_timings or self._settings.enable_timings,
         )
 
-    def _accept(self, prompt: Prompt, params: SamplingParams) -> Accepted:
-        accepted = self._frontend.check(prompt.ids, params)
+    def _accept(self, prompt: Prompt, params: SamplingParams, place: Place) -> Accepted:
+        accepted = dataclasses.replace(self._frontend.check(prompt.ids, params), place=place)
         most, longest = self._settings.max_output_tokens, accepted.params.max_tokens
         if most is None or longest is None or longest <= most:
             return accepted

@@ -22,7 +22,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from treadle.config.settings import EngineSettings, ServerSettings
+import msgspec
+
+from treadle.config.settings import Bounds, EngineSettings, ServerSettings
 from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
@@ -191,7 +193,9 @@ class _Server:
     async def _start(self) -> None:
         launch = self._launch
         path = await _in_thread(launch.locate)
-        launch.engine.start(launch.settings, path, self._channel.address)
+        bounds = Bounds(launch.server.max_queued_requests, launch.server.running_timeout)
+        settings = msgspec.structs.replace(launch.settings, bounds=bounds)
+        launch.engine.start(settings, path, self._channel.address)
         model = launch.settings.model
         text = await _in_thread(
             lambda: load_text(

@@ -227,7 +227,9 @@ class Frontend:
         tokenizer = self.text.tokenizer
         # What is left of an earlier request of this id must not reach this one.
         generates = fan_out(requests, f"{request_id}-{next(self._serials)}", cache_salt)
-        self._answers.require_room(len(generates), self._num_rows())
+        self._answers.require_room(
+            len(generates), self._num_rows(), engine_chooses=self._priorities_count
+        )
         keys = self._open_keys[request_id] = [generate.request_id for generate in generates]
         inbox = self._answers.add(requests, generates, tokenizer)
         self._channel.send(generates)
@@ -256,6 +258,10 @@ class Frontend:
     def _num_rows(self) -> int | None:
         """How many answers the engine computes at once, if it has said so."""
         return None if self._engine is None else self._engine.resolved.get("max_num_seqs")
+
+    @property
+    def _priorities_count(self) -> bool:
+        return self._engine is not None and self._engine.resolved.get("priorities") == "count"
 
     def require_ready(self) -> tuple[ModelText, Ready]:
         """Both sides of what serves requests; raises while it does not."""
@@ -313,6 +319,8 @@ class Frontend:
         if not failed.request_id:
             self.fail(StartError(failed.message))
         elif self._answers.get(failed.request_id) is not None:
+            if failed.code == "queue_full":
+                self._observer.rejected(1)
             # Its consumer wakes, raises, and abandons the other answers of the request.
             self._answers.fail(_error_of(failed), [failed.request_id])
 
@@ -329,6 +337,8 @@ def _error_of(failed: Failed) -> TreadleError:
     kind: type[TreadleError] = EngineError
     if failed.status == OverloadError.status:
         kind = OverloadError
+    elif failed.status == InvalidRequest.status:
+        kind = InvalidRequest
     elif failed.status < EngineError.status:
         kind = RequestError
     error = kind(failed.message, param=failed.param)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,28 @@ MAX_SALT_CHARS = 1024
 """vLLM's limit."""
 
 
+class Place(NamedTuple):
+    """What a request says of its place among the waiting ones; the engine's settings say what comes
+    of it."""
+
+    priority: int | None = None
+    routing_key: str = ""
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what cannot be sent."""
+        if self.priority is not None and not -(2**63) < self.priority < 2**63:
+            raise InvalidRequest(
+                f"priority is {self.priority}; it must fit in 64 bits", param="priority"
+            )
+        if len(self.routing_key) > MAX_SALT_CHARS:
+            raise InvalidRequest(
+                f"routing_key may have at most {MAX_SALT_CHARS} characters", param="routing_key"
+            )
+
+
+ANYWHERE = Place()
+
+
 @dataclasses.dataclass(frozen=True)
 class Accepted:
     """A prompt and parameters that passed `check`; `params.max_tokens` is a number."""
@@ -38,6 +60,7 @@ class Accepted:
     cache_salt: str | None = None
     """Where set, in place of the call's."""
     constraint: Constraint | None = None
+    place: Place = ANYWHERE
 
 
 def check(
@@ -80,6 +103,7 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
         params = request.params
         salt = cache_salt if request.cache_salt is None else request.cache_salt
         _check_salt(salt)
+        request.place.check()
         drawn = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         first = len(generates)
         generates += (
@@ -93,6 +117,8 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
                 bad_words=request.bad_words,
                 constraint=request.constraint,
                 constraint_field=_field_of(params),
+                priority=request.place.priority,
+                routing_key=request.place.routing_key,
             )
             for choice in range(params.n)
         )

@@ -76,8 +76,11 @@ class OpenAnswers:
             self._answers[key].inbox.fail(error)
             self.end(key, "error")
 
-    def require_room(self, num_answers: int, rows: int | None) -> None:
-        """Raise unless that many may join those that run and wait.
+    def require_room(
+        self, num_answers: int, rows: int | None, *, engine_chooses: bool = False
+    ) -> None:
+        """Raise unless that many may join those that run and wait; where the engine chooses who
+        must go, unless they could never.
 
         Counted against the rows that the engine has: where KV runs out first, more of the answers
         admitted here wait, but never more of them are admitted.
@@ -90,7 +93,7 @@ class OpenAnswers:
                 f"the request asks for {num_answers} answers; this server holds {limit} at once",
                 param="n",
             )
-        if len(self._answers) + num_answers > limit:
+        if len(self._answers) + num_answers > limit and not engine_chooses:
             self._observer.rejected(num_answers)
             error = OverloadError(f"the queue is full: {self._max_queued} answers wait already")
             error.code = "queue_full"

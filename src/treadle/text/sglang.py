@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from treadle.errors import InvalidRequest, RequestError
+from treadle.text.intake import ANYWHERE, Place
 from treadle.wire.sampling_params import SamplingParams
 from treadle.wire.structured_outputs import StructuredOutputsParams
 
@@ -52,7 +53,6 @@ _REFUSED = (
     "return_hidden_states",
     "return_routed_experts",
     "return_prompt_token_ids",
-    "priority",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
@@ -156,6 +156,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
+    priority: int | list[int | None] | None = None
+    """What it does is the server's setting."""
+    routing_key: str | list[str] | None = None
 
     input_embeds: Any = None
     image_data: Any = None
@@ -168,7 +171,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_hidden_states: Any = None
     return_routed_experts: Any = None
     return_prompt_token_ids: Any = None
-    priority: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
@@ -200,6 +202,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         salts = spread("cache_salt", self.cache_salt, "")
         keys = spread("extra_key", self.extra_key, "")
         asked = self._asked(spread)
+        priorities = spread("priority", self.priority, None)
+        routes = spread("routing_key", self.routing_key, "")
         ids = self._ids(len(prompts), request_id)
         items = []
         for at, prompt in enumerate(prompts):
@@ -209,7 +213,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             with in_native_words():
                 params = SamplingParams(**{**defaults, **samplings[at].fields(), **scores})
             start = starts[at] if with_logprobs[at] else -1
-            items.append(Item(prompt, params, ids[at], _salt(salts[at], keys[at]), start))
+            place = Place(priorities[at], routes[at])
+            items.append(Item(prompt, params, ids[at], _salt(salts[at], keys[at]), start, place))
         return items
 
     def _prompts(self) -> list[str | list[int]]:
@@ -264,6 +269,7 @@ class Item:
     cache_salt: str
     start: int
     """First prompt token to score; -1 for none."""
+    place: Place = ANYWHERE
 
     @property
     def with_logprobs(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from treadle.errors import InvalidRequest
@@ -122,6 +122,7 @@ def _accept(frontend: Frontend, item: Item, first: int, *, texts: bool) -> _Memb
         prompt = frontend.encode(prompt, add_special=True)
     with in_native_words():
         accepted = frontend.check(prompt, item.placed(len(prompt)))
+    accepted = replace(accepted, place=item.place)
     shapes = [
         AnswerShape(frontend.text.tokenizer, item, prompt, choice=choice, texts=texts)
         for choice in range(item.params.n)

@@ -60,7 +60,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Constraint:
         """The answer is one of these."""
-        if isinstance(choices, str) or not all(isinstance(text, str) for text in choices):
+        is_list = isinstance(choices, list | tuple)
+        if not is_list or not all(isinstance(text, str) for text in choices):
             raise InvalidRequest("the choices must be a list of strings")
         if not choices:
             raise InvalidRequest("the list of choices is empty, so that nothing can be answered")

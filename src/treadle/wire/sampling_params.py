@@ -152,6 +152,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 param="min_tokens",
             )
         self._check_lists()
+        asked = self.structured_outputs
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise InvalidRequest(
+                "structured_outputs must be a StructuredOutputsParams", param="structured_outputs"
+            )
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
         _at_most("the number of stop strings", len(self.stop_strings), MAX_STOPS, "stop")

@@ -59,7 +59,8 @@ class StructuredOutputsParams(
         try:
             return self._constraint()
         except InvalidRequest as error:
-            raise InvalidRequest(error.message, param=error.param or self.given_as) from None
+            message = f"{self.given_as}: {error.message}"
+            raise InvalidRequest(message, param=self.given_as) from None
 
     def _constraint(self) -> Constraint:
         whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern

@@ -10,16 +10,14 @@ _RULE = "free_after_load - (1 - fraction) * free_before_load"
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
 _TOGETHER = absent("prefill and decode apart")
 _ONE_TIER = absent("KV tiers")
-_NO_PRIORITIES = absent("priorities")
+_NO_PRIORITIES = absent("running requests do not give way to more important ones")
 _OUTSIDE = outside("a gateway, outside the engine")
 _NO_ESTIMATE = absent("admission by estimate")
-_NOT_BY_PREFIX = absent("orders by prefix")
 _IN_RULE = same("part of the memory rule")
 
 # fmt: off
@@ -62,13 +60,13 @@ _KV_BUDGET = (
 
 _SCHEDULER = (
     Knob("schedule_policy", "fcfs", "enum fcfs|lpm|dfs-weight|hrrn|lof|random|routing-key",
-         "argument", "always; cache-aware ones become fcfs when the tree is off", axis("order")),
+         "argument", "always; cache-aware ones become fcfs when the tree is off", sets("order")),
     Knob("lpm_queue_limit", 128, "requests", "data_structure",
-         "lpm (and hrrn) fall back to fcfs above", _NOT_BY_PREFIX),
+         "lpm (and hrrn) fall back to fcfs above", sets("sort_limit")),
     Knob("in_batch_check_threshold", 32, "tokens", "environment", "lpm/hrrn: tree match not above",
-         _NOT_BY_PREFIX),
+         sets("in_batch_check_threshold")),
     Knob("in_batch_deprioritize_threshold", 32, "tokens", "environment",
-         "shared with an earlier waiting request, at least", _NOT_BY_PREFIX),
+         "shared with an earlier waiting request, at least", sets("in_batch_share_threshold")),
     Knob("max_prefill_tokens", 16384, "tokens", "argument", "always",
          absent("max_num_batched_tokens bounds a step")),
     Knob("chunked_prefill_size",
@@ -106,16 +104,19 @@ _ADMISSION = (
     Knob("waiting_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_WAITING_TIMEOUT",
          same("queue_timeout, left open too")),
     Knob("running_timeout", -1, "s (-1 = off)", "environment", "SGLANG_REQ_RUNNING_TIMEOUT",
-         absent("an answer may take its time")),
+         same("running_timeout, left open too")),
 )
 
 _PRIORITY = (
-    Knob("enable_priority_scheduling", False, "bool", "argument", "always", _NO_PRIORITIES),
+    Knob("enable_priority_scheduling", False, "bool", "argument", "always",
+         sets("priorities", {False: "ignore", True: "count"})),
     Knob("preemption_threshold", 10, "priority units (difference must exceed)", "argument",
          "priority scheduling on", _NO_PRIORITIES),
     Knob("schedule_low_priority_values_first", False, "bool", "argument",
-         "priority scheduling on: larger value is more important", _NO_PRIORITIES),
-    Knob("abort_on_priority_when_disabled", False, "bool", "argument", "always", _NO_PRIORITIES),
+         "priority scheduling on: larger value is more important",
+         sets("low_priority_values_first")),
+    Knob("abort_on_priority_when_disabled", False, "bool", "argument", "always",
+         same("priorities abort asks for it")),
 )
 
 _PREFIX_CACHE = (
@@ -179,11 +180,12 @@ _OVERLAP = (
 
 _STRUCTURED_OUTPUT = (
     Knob("grammar_backend", "xgrammar", "enum xgrammar|outlines|llguidance|none", "argument",
-         "unset resolves to xgrammar", _NO_GRAMMARS),
+         "unset resolves to xgrammar",
+         absent("llguidance, unless asked for by name: xgrammar needs PyTorch")),
     Knob("grammar_poll_interval", 0.005, "s", "environment", "while only grammar requests wait",
-         _NO_GRAMMARS),
+         absent("the end of a compilation wakes the engine")),
     Knob("grammar_max_polls", 10000, "polls", "environment", "then abort and mark invalid",
-         _NO_GRAMMARS),
+         absent("a compilation may take 10 seconds")),
 )
 
 _SPECULATIVE = (

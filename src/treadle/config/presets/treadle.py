@@ -39,9 +39,29 @@ _SCHEDULE = (
          "on a CPU planning and computing share the cores", sets("overlap_depth")),
 )
 
+_ORDER = (
+    Knob("order", "fcfs", "order", "default", "nobody waits for ever, and nothing is sorted",
+         sets("order")),
+    Knob("priorities", "refuse", "rule", "default",
+         "a priority other than 0 would not do what it says", sets("priorities")),
+    Knob("low_priority_values_first", True, "bool", "default", "smaller comes first, as in vLLM",
+         sets("low_priority_values_first")),
+    Knob("missing_priority", "zero", "rule", "default", "0 is neither important nor not",
+         sets("missing_priority")),
+    Knob("in_batch_check_threshold", 32, "tokens", "default", "SGLang's",
+         sets("in_batch_check_threshold")),
+    Knob("in_batch_share_threshold", 32, "tokens", "default", "SGLang's",
+         sets("in_batch_share_threshold")),
+    Knob("sort_limit", 128, "requests", "default", "sorting more takes longer than a step saves",
+         sets("sort_limit")),
+)
+
 _RUNTIME = (
     Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
          sets("backend")),
+    Knob("grammar_backend", "llguidance", "library", "default",
+         "no PyTorch, nothing to pay at start-up, masks in microseconds, limits on all it does",
+         sets("grammar_backend")),
 )
 # fmt: on
 
@@ -60,5 +80,5 @@ PRESET = Preset(
         "processes": "api+engine",
         "overlap": "0",
     },
-    groups={"cache": _CACHE, "schedule": _SCHEDULE, "runtime": _RUNTIME},
+    groups={"cache": _CACHE, "schedule": _SCHEDULE, "order": _ORDER, "runtime": _RUNTIME},
 )

@@ -12,7 +12,6 @@ _RULE = (
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
@@ -62,7 +61,7 @@ _SCHEDULER = (
          "argument default; its enforcement on the PyTorch path was not checked",
          absent("the window bounds prompts")),
     Knob("max_beam_width", 1, "beams", "argument", "always", absent("beam search")),
-    Knob("policy", "fcfs", "enum", "data_structure", "waiting queue order", axis("order")),
+    Knob("policy", "fcfs", "enum", "data_structure", "waiting queue order", sets("order")),
     Knob("mixed_context_generation", True, "bool", "data_structure",
          "both lists run in one iteration", axis("composition")),
     Knob("batch_wait_timeout_ms", 0, "ms", "argument", "always", _AT_ONCE),
@@ -71,7 +70,7 @@ _SCHEDULER = (
          _AT_ONCE),
     Knob("stream_interval", 1, "tokens", "argument", "always", same("every token is sent")),
     Knob("priority_scheduling", "not available on the default path", "state", "data_structure",
-         "always", same("there are no priorities")),
+         "always", same("priorities are refused")),
 )
 
 _PREFIX_CACHE = (
@@ -131,7 +130,7 @@ _OVERLAP = (
 
 _STRUCTURED_OUTPUT = (
     Knob("guided_decoding_backend", None, "enum xgrammar|llguidance", "argument", "off until set",
-         _NO_GRAMMARS),
+         sets("grammar_backend", {None: "none"})),
 )
 
 _SPECULATIVE = (

@@ -10,7 +10,6 @@ _RULE = "ceil(total*utilization) - measured_non_kv - graph_estimate"
 
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
-_NO_GRAMMARS = absent("structured output")
 _NO_DRAFTS = absent("speculative decoding")
 _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
@@ -50,7 +49,7 @@ _KV_BUDGET = (
 )
 
 _SCHEDULER = (
-    Knob("policy", "fcfs", "enum fcfs|priority", "config_class", "always", axis("order")),
+    Knob("policy", "fcfs", "enum fcfs|priority", "config_class", "always", sets("order")),
     Knob("max_num_batched_tokens",
          {"offline_LLM_ge_70GiB_not_A100": 16384, "api_server_ge_70GiB_not_A100": 8192,
           "offline_LLM_other": 8192, "api_server_other": 2048, "no_usage_context": 2048}, "tokens",
@@ -145,8 +144,9 @@ _OVERLAP = (
 _STRUCTURED_OUTPUT = (
     Knob("backend", "auto", "enum auto|xgrammar|guidance|outlines|lm-format-enforcer",
          "config_class", "auto tries xgrammar, then guidance, outlines for some tokenizers/schemas",
-         _NO_GRAMMARS),
-    Knob("needs_server_switch", False, "bool", "data_structure", "per request", _NO_GRAMMARS),
+         absent("auto is llguidance for every request; xgrammar needs PyTorch")),
+    Knob("needs_server_switch", False, "bool", "data_structure", "per request",
+         same("requests just have constraints")),
 )
 
 _SPECULATIVE = (

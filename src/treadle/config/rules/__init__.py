@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treadle.config.rules import cache, kv_memory, runtime, schedule, window
+from treadle.config.rules import cache, kv_memory, order, runtime, schedule, window
 from treadle.config.view import Choice, View
 
 
@@ -21,6 +21,7 @@ RULES = (
     Rule("backend", "runtime", runtime.backend),
     Rule("isa", "runtime", runtime.isa),
     Rule("threads", "runtime", runtime.threads),
+    Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
     Rule("block_size", "cache", cache.block_size),
     Rule("kv_dtype", "cache", cache.kv_dtype),
@@ -29,6 +30,14 @@ RULES = (
     Rule("max_num_seqs", "schedule", schedule.max_num_seqs),
     Rule("max_num_batched_tokens", "schedule", schedule.max_num_batched_tokens),
     Rule("overlap_depth", "schedule", schedule.overlap_depth),
+    Rule("order", "order", order.order),
+    Rule("priorities", "order", order.priorities),
+    Rule("low_priority_values_first", "order", order.low_priority_values_first),
+    Rule("missing_priority", "order", order.missing_priority),
+    Rule("in_batch_check_threshold", "order", order.in_batch_check_threshold),
+    Rule("in_batch_share_threshold", "order", order.in_batch_share_threshold),
+    Rule("sort_limit", "order", order.sort_limit),
+    Rule("order_seed", "order", order.order_seed),
     Rule("kv_budget_bytes", "cache", kv_memory.kv_budget_bytes),
     Rule("num_blocks", "cache", kv_memory.num_blocks),
 )

@@ -1,7 +1,8 @@
-"""What computes: kernels and threads."""
+"""What computes: kernels, threads, and what rules tokens out."""
 
 from __future__ import annotations
 
+from treadle.config.presets import wish
 from treadle.config.rules.asked import asked_for, chosen
 from treadle.config.view import Choice, View
 
@@ -32,3 +33,15 @@ def threads(see: View) -> Choice:
         return asked_for(see, "threads", asked)
     cores = see.machine.cores
     return Choice(cores, "hardware", f"{cores} cores are open to this process")
+
+
+def grammar_backend(see: View) -> Choice:
+    asked = see.user.runtime.grammar_backend
+    if asked == "auto":
+        return asked_for(
+            see,
+            "grammar_backend",
+            wish(see, "grammar_backend", of="treadle").value,
+            ": the one that needs no PyTorch",
+        )
+    return chosen(see, "grammar_backend", asked)

@@ -58,7 +58,7 @@ class Ranked(Generic[R]):
                 self._passed.append(entry)
                 yield entry.request
 
-    def __contains__(self, request: R) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._entries
 
     def __iter__(self) -> Iterator[R]:

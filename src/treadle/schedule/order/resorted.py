@@ -46,6 +46,9 @@ class Resorted(Generic[R]):
             if request in self._queue:
                 yield request
 
+    def __contains__(self, request: object) -> bool:
+        return request in self._queue
+
     def __iter__(self) -> Iterator[R]:
         return iter(self._queue)
 

@@ -10,7 +10,7 @@ holds, which then starts, or go on to the one behind it, which leaves it waiting
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from treadle.schedule.ports import KVMatch, Schedulable
@@ -37,8 +37,9 @@ class Outlook(Protocol[R]):
         ...
 
 
-class WaitingOrder(Protocol[R]):
-    """Requests that hold nothing yet; each is here at most once."""
+class WaitingOrder(Collection[R], Protocol[R]):
+    """Requests that hold nothing yet; each is here at most once. As a collection they are in no
+    order that means anything."""
 
     def add(self, request: R) -> None:
         """It arrives, or queues again behind all others."""
@@ -55,9 +56,3 @@ class WaitingOrder(Protocol[R]):
     def candidates(self, outlook: Outlook[R]) -> Iterator[R]:
         """Those who wait, the preferred first. An earlier walk ends where a new one begins."""
         ...
-
-    def __iter__(self) -> Iterator[R]:
-        """All of them, in no order that means anything."""
-        ...
-
-    def __len__(self) -> int: ...

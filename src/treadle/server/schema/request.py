@@ -36,7 +36,6 @@ class Refused(Constraints, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     prompt_embeds: Any = None
-    priority: Any = None
     thinking_token_budget: Any = None
     repetition_detection: Any = None
     logits_processors: Any = None
@@ -75,6 +74,10 @@ class GenerationRequest(Refused, kw_only=True):
     request_id: RequestId | None = None
     """Names the answer and what the engine calls it; random by default."""
     cache_salt: NonEmpty | None = None
+    priority: int | None = None
+    """What it does is the server's setting (vLLM's field)."""
+    routing_key: str | None = None
+    """SGLang's field; the header x-smg-routing-key says the same."""
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Most prompt tokens to keep; -1 for as many as the window leaves."""
