@@ -280,6 +280,17 @@ def test_a_copy_finds_room_beside_its_source() -> None:
     assert cache.match(tokens, "").num_tokens == 4
 
 
+def test_the_path_of_a_match() -> None:
+    """Who shares more has more nodes in common, of which one may be shared in part."""
+    cache = BlockTreePrefixCache(16, 4)
+    assert cache.path(cache.match([1], "")) == []
+    kept(cache, list(range(12)))
+    whole = cache.path(cache.match(list(range(12)), ""))
+    part = cache.path(cache.match([0, 1, 2, 3, 4, 5, 99], ""))
+    assert part == whole[: len(part)]
+    assert (len(part), len(whole)) == (3, 4), "the salt's node comes first"
+
+
 def test_salts_share_nothing_not_even_part_of_a_block() -> None:
     cache = BlockTreePrefixCache(16, 4)
     kept(cache, list(range(7)), salt="a")

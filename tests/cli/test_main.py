@@ -45,7 +45,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from treadle.cli.main import run; run(['serve', '--help']); "
-        "print(sorted({'numpy', 'zmq', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', "
+        "print(sorted({'numpy', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', "
         "'prometheus_client', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -67,6 +67,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "generation_config": "none",
         "max_model_len": 64,
         "prefix_cache": "hashed",
+        "partial_reuse": True,
+        "copy_on_partial_reuse": True,
         "block_size": 32,
         "kv_dtype": "bf16",
         "kv_cache_memory_bytes": 1000,
@@ -75,14 +77,27 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_num_seqs": 3,
         "max_num_batched_tokens": 4,
         "overlap_depth": 1,
+        "length_rule": "sglang",
+        "allow_auto_truncate": True,
+        "order": "lof",
+        "priorities": "count",
+        "low_priority_values_first": True,
+        "missing_priority": "worst",
+        "in_batch_check_threshold": -1,
+        "in_batch_share_threshold": 3,
+        "sort_limit": 4,
+        "order_seed": 5,
         "backend": "torch",
         "isa": "avx2",
         "threads": 5,
         "grammar_backend": "xgrammar",
+        "processes": "proxy+worker",
+        "num_postprocess_workers": 2,
         "host": "::1",
         "port": 0,
         "max_queued_requests": 7,
         "queue_timeout": 1.5,
+        "running_timeout": 2.5,
         "watchdog_timeout": 0.0,
         "shutdown_timeout": 2.5,
         "http_timeout": 3.5,
@@ -112,7 +127,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["serve", "some.gguf", *arguments]) == 0
     engine, server = seen.pop()
     flat: dict[str, object] = {}
-    for section in (engine.model, engine.cache, engine.schedule, engine.runtime, server):
+    sections = (engine.model, engine.cache, engine.schedule, engine.order, engine.runtime, server)
+    for section in sections:
         flat |= msgspec.structs.asdict(section)
     assert flat == {"model": "some.gguf", **values}
 

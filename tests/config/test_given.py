@@ -73,7 +73,7 @@ def test_every_alias_is_of_a_setting() -> None:
         (["--no-async-scheduling"], {"overlap_depth": 0}),
         (["--tp", "1", "--schedule-policy", "fcfs", "--enable-chunked-prefill"], {}),
         (["-tp", "1", "--swap-space", "0", "--task", "generate", "-fa", "on", "-cb"], {}),
-        (["--enable_prefix_caching", "--max_logprobs=20", "--num_postprocess_workers", "0"], {}),
+        (["--enable_prefix_caching", "--max_logprobs=20"], {}),
         (["--scheduling-policy", "priority"], {"order": "priority"}),
         (["--schedule-policy", "lpm"], {"order": "lpm"}),
         (

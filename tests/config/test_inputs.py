@@ -31,7 +31,13 @@ ASKED = EngineSettings(
     cache=CacheSettings(
         prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_memory_fraction=0.3
     ),
-    schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
+    schedule=ScheduleSettings(
+        max_num_seqs=3,
+        max_num_batched_tokens=40,
+        overlap_depth=1,
+        length_rule="sglang",
+        allow_auto_truncate=True,
+    ),
     order=OrderSettings(order="lof", priorities="count", missing_priority="worst", order_seed=3),
     runtime=RuntimeSettings(
         backend="native", isa="portable", threads=7, grammar_backend="outlines"
@@ -87,6 +93,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.given": [GIVEN],
     "user.model.max_model_len": [None, 999, 64],
     "user.cache.prefix_cache": [None, "none", "radix"],
+    "user.cache.partial_reuse": [None, True, False],
+    "user.cache.copy_on_partial_reuse": [None, True, False],
     "user.cache.block_size": [None, 1, 16, 32],
     "user.cache.kv_dtype": [None, "f16", "bf16"],
     "user.cache.kv_cache_memory_bytes": [None, 2**27, 2**40],
@@ -95,6 +103,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.max_num_seqs": [None, 2, 5000],
     "user.schedule.max_num_batched_tokens": [None, 7, 3000],
     "user.schedule.overlap_depth": [None, 0, 1],
+    "user.schedule.length_rule": [None, "window", "sglang"],
+    "user.schedule.allow_auto_truncate": [None, True, False],
     "user.order.order": [None, "fcfs", "priority"],
     "user.order.priorities": [None, "abort", "count"],
     "user.order.low_priority_values_first": [None, True, False],
@@ -106,6 +116,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.runtime.backend": [None, "native", "torch"],
     "user.runtime.isa": [None, "avx2", "avx512bf16"],
     "user.runtime.threads": [None, 3],
+    "user.runtime.processes": [None, "api+engine", "proxy+worker"],
+    "user.runtime.num_postprocess_workers": [None, 0, 2],
     "user.runtime.grammar_backend": [None, "auto", "xgrammar", "none"],
     "model.max_positions": [512, 100_000],
     "model.kv_groups": [(KVGroupFacts(values_per_token=77),), (HEADS,)],
@@ -129,7 +141,8 @@ OTHERS: dict[str, list[Any]] = {
     "device.memory_bytes": [None, 16 * 2**30, 75 * 2**30, 200 * 2**30],
     "device.capability": [None, (7, 5), (8, 0), (9, 0), (10, 0)],
     "settled.max_model_len": [64, 8000],
-    "settled.prefix_cache": ["none"],
+    "settled.prefix_cache": ["none", "block-tree"],
+    "settled.partial_reuse": [True, False],
     "settled.block_size": [1, 16, 32],
     "settled.kv_dtype": ["f32", "f16"],
     "settled.kv_memory_rule": ["of-free", "of-total", "reserve", "after-peak"],
@@ -138,8 +151,10 @@ OTHERS: dict[str, list[Any]] = {
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],
+    "settled.length_rule": ["window", "sglang"],
     "settled.order": ["fcfs", "priority"],
     "settled.backend": ["torch", "native"],
+    "settled.processes": ["api+engine", "proxy+worker", "in-process"],
 }
 """Path → values to try in its place."""
 

@@ -59,7 +59,13 @@ def test_what_is_asked_for_holds() -> None:
         cache=CacheSettings(
             prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_cache_memory_bytes=10**7
         ),
-        schedule=ScheduleSettings(max_num_seqs=3, max_num_batched_tokens=40, overlap_depth=1),
+        schedule=ScheduleSettings(
+            max_num_seqs=3,
+            max_num_batched_tokens=40,
+            overlap_depth=1,
+            length_rule="sglang",
+            allow_auto_truncate=True,
+        ),
         order=OrderSettings(
             order="lof",
             priorities="count",
@@ -70,7 +76,14 @@ def test_what_is_asked_for_holds() -> None:
             sort_limit=6,
             order_seed=7,
         ),
-        runtime=RuntimeSettings(backend="torch", threads=7, grammar_backend="none"),
+        runtime=RuntimeSettings(
+            backend="torch",
+            threads=7,
+            grammar_backend="none",
+            processes="proxy+worker",
+            num_postprocess_workers=2,
+        ),
+        usage="server",
     )
     resolved = resolve(asked, FACTS, MACHINE)
     assert resolved.model.max_model_len == 1000
@@ -82,7 +95,9 @@ def test_what_is_asked_for_holds() -> None:
     assert msgspec.structs.asdict(resolved.order) == msgspec.structs.asdict(asked.order)
     runtime = resolved.runtime
     assert (runtime.backend, runtime.threads, runtime.grammar_backend) == ("torch", 7, "none")
+    assert (runtime.processes, runtime.num_postprocess_workers) == ("proxy+worker", 2)
     others = {"isa", "kv_memory_rule", "kv_memory_fraction", "num_blocks"}
+    others |= {"partial_reuse", "copy_on_partial_reuse"}
     sources = {name: reason.source for name, reason in resolved.reasons.items()}
     assert {name for name, source in sources.items() if source != "argument"} == others
 
@@ -254,3 +269,35 @@ def test_grammar_backends(preset: Any, asked: Any, backend: str, source: str) ->
     resolved = resolve(settings, FACTS, MACHINE)
     assert resolved.runtime.grammar_backend == backend
     assert resolved.reasons["grammar_backend"].source == source
+
+
+def partial(model: ModelFacts = FACTS, **cache: Any) -> tuple[bool, bool]:
+    settings = EngineSettings(cache=CacheSettings(**cache))
+    values = resolve(settings, model, MACHINE).cache
+    return values.partial_reuse, values.copy_on_partial_reuse
+
+
+def test_partial_reuse_is_on_where_the_index_and_all_groups_can() -> None:
+    assert partial() == (False, False)
+    assert partial(prefix_cache="block-tree") == (True, True)
+    assert partial(prefix_cache="block-tree", copy_on_partial_reuse=False) == (True, False)
+    assert partial(prefix_cache="block-tree", partial_reuse=False) == (False, False)
+    window = (*FACTS.kv_groups, KVGroupFacts(values_per_token=64, window=64))
+    windowed = msgspec.structs.replace(FACTS, kv_groups=window)
+    assert partial(windowed, prefix_cache="block-tree") == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        ({"prefix_cache": "hashed", "partial_reuse": True}, "the index is hashed; only block-tree"),
+        ({"copy_on_partial_reuse": True}, "copy_on_partial_reuse is on, but partial_reuse is off"),
+        (
+            {"prefix_cache": "block-tree", "partial_reuse": False, "copy_on_partial_reuse": True},
+            "copy_on_partial_reuse is on, but partial_reuse is off",
+        ),
+    ],
+)
+def test_partial_reuse_that_cannot_be(cache: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        partial(**cache)

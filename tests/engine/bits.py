@@ -46,7 +46,7 @@ def random_schedule(rng: random.Random, longest: int) -> Schedule:
     """Small pools, odd chunks, every index: whatever could move a bit."""
     rows = rng.choice([1, 2, 3, 8])
     return Schedule(
-        index=rng.choice(["none", "radix", "hashed"]),
+        index=rng.choice(["none", "radix", "hashed", "block-tree"]),
         block_size=rng.choice([1, 16, 32]),
         kv_tokens=longest + rng.choice([32, 64, 200, 4000]),
         rows=rows,

@@ -27,6 +27,7 @@ from treadle.config.settings import Isa
 from treadle.kernels.native.backend import available_variants
 from treadle.kernels.ops import WeightType
 from treadle.wire.messages import Generate, Stats
+from treadle.wire.sampling_params import SamplingParams
 
 LONGEST = 200 + 70
 SCHEDULES = 12
@@ -41,6 +42,7 @@ FEW_SCHEDULES = (
     Schedule(index="radix", kv_tokens=LONGEST + 32, rows=8, budget=33, threads=2),
     Schedule(index="hashed", block_size=1, rows=3, budget=17, depth=1, steps_between=1),
     Schedule(index="none", block_size=32, rows=8, threads=2, depth=1),
+    Schedule(index="block-tree", block_size=32, rows=3, budget=40, depth=1, kv_tokens=600),
 )
 
 
@@ -138,6 +140,29 @@ def test_experts_of_every_type(weight_type: WeightType, tiny_folder: Path) -> No
     path = write_tiny_gguf("mixtral-wide", tiny_folder, weight_type)
     messages = requests(random.Random(weight_type), MODEL_VOCAB_SIZE, 8, longest=150)
     check_architecture(path, messages, FEW_SCHEDULES[:2])
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_begins_in_a_copied_block(block_size: int, depth: int, tiny_folder: Path) -> None:
+    """Prompts that share 45 tokens with one that runs beside them: whole blocks are shared, and of
+    the next one a copy is."""
+    path = tiny_llama("q8_0", tiny_folder)
+    rng = random.Random(block_size)
+    stem = [rng.randrange(VOCAB_SIZE) for _ in range(100)]
+    prompts = [stem, *(stem[:45] + [rng.randrange(VOCAB_SIZE) for _ in range(9)] for _ in "ab")]
+    params = SamplingParams(temperature=0.8, max_tokens=30, ignore_eos=True, logprobs=2)
+    messages = [
+        Generate(request_id=f"r{at}", prompt=prompt, params=params, seed=at)
+        for at, prompt in enumerate(prompts)
+    ]
+    alone = answers_alone(path, messages)
+    schedule = Schedule(index="block-tree", block_size=block_size, rows=3, depth=depth)
+    engine = start(path, schedule)
+    assert serve(engine, messages[:1], schedule) == {"r0": alone["r0"]}
+    assert serve(engine, messages, schedule) == alone
+    assert engine.stats().prefix_hits == 99 + 2 * 45
+    engine.close()
 
 
 def test_the_demo_model(demo_gguf: Path) -> None:

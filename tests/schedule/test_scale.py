@@ -45,7 +45,7 @@ class Scene(Table):
         return count_calls(self.step)
 
 
-@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+@pytest.mark.parametrize("index", ["none", "radix", "hashed", "block-tree"])
 @pytest.mark.parametrize("order", ["fcfs", "priority", "lof"])
 def test_a_step_costs_the_same_whatever_waits_and_is_cached(index: str, order: str) -> None:
     small = Scene(index=index, context=160, waiting=1, order=order)
@@ -75,7 +75,7 @@ def test_one_that_waits_for_blocks_costs_the_same_whoever_waits_behind_it(order:
     assert calls(1000) == calls(1)
 
 
-@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+@pytest.mark.parametrize("index", ["none", "radix", "hashed", "block-tree"])
 def test_a_step_costs_the_same_however_long_contexts_are(index: str) -> None:
     assert (
         Scene(index=index, context=8000, waiting=2).calls()
@@ -83,7 +83,7 @@ def test_a_step_costs_the_same_however_long_contexts_are(index: str) -> None:
     )
 
 
-@pytest.mark.parametrize("index", ["none", "radix", "hashed"])
+@pytest.mark.parametrize("index", ["none", "radix", "hashed", "block-tree"])
 def test_a_request_that_waits_for_blocks_costs_the_same_however_long_it_is(index: str) -> None:
     """There is a row for it, and not enough KV: every step asks whether there is by now."""
 

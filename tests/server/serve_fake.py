@@ -6,13 +6,13 @@ import functools
 import sys
 
 from treadle.cli import main
-from treadle.engine import process
+from treadle.engine import crew
 
 GRACE_S = "1"
 
 if __name__ == "__main__":
-    fake = functools.partial(process.EngineProcess, "tests.server.fake_engine")
-    process.EngineProcess = fake  # type: ignore[misc,assignment]
+    fake = functools.partial(crew.Crew, engine="tests.server.fake_engine")
+    crew.Crew = fake  # type: ignore[misc,assignment]
     names = ("--served-model-name", "--port", "--max-model-len")
     given = sys.argv[1:]
     first = next((at for at, part in enumerate(given) if part.startswith("--")), len(given))

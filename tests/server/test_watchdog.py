@@ -17,6 +17,8 @@ from tests.server.served import Served, eventually, is_alive, read_all, read_unt
 from tests.server.test_real_engine import RealServed
 from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
+from treadle.text.workers import Worker
+from treadle.wire.messages import Stats
 
 PATH = "/v1/completions"
 Start = Callable[..., Served]
@@ -30,6 +32,22 @@ class Told:
         self.num_signs = 0
         self.has_engine = True
         self.paused = False
+        self.stats: Stats | None = None
+        self.workers: list[Worker] = []
+
+
+def stats(*, steps: int) -> Stats:
+    return Stats(
+        running=1,
+        waiting=0,
+        kv_usage=0.0,
+        prompt_tokens=0,
+        generation_tokens=0,
+        prefix_queries=0,
+        prefix_hits=0,
+        preemptions=0,
+        steps=steps,
+    )
 
 
 @pytest.fixture
@@ -43,7 +61,7 @@ def watchdog(told: Told) -> Watchdog:
 
 
 def test_stuck_when_the_time_is_up(watchdog: Watchdog) -> None:
-    assert [watchdog.tick(1.0) for _ in range(9)] == [False] * 7 + [True, True]
+    assert [watchdog.tick(1.0) for _ in range(9)] == [None] * 7 + ["engine"] * 2
 
 
 def test_any_sign_of_life_starts_the_time_anew(told: Told, watchdog: Watchdog) -> None:
@@ -68,6 +86,23 @@ def test_paused_is_not_stuck(told: Told, watchdog: Watchdog) -> None:
 def test_loading_is_not_stuck(told: Told, watchdog: Watchdog) -> None:
     told.has_engine = False
     assert not any(watchdog.tick(1.0) for _ in range(20))
+
+
+def test_a_worker_that_falls_behind_is_stuck_though_the_engine_is_not(
+    told: Told, watchdog: Watchdog
+) -> None:
+    told.workers = [Worker("detokenizer 1"), Worker("detokenizer 2")]
+    watchdog = Watchdog(cast("Frontend", told), 8.0)
+    told.stats = stats(steps=0)
+    assert not any(watchdog.tick(1.0) for _ in range(7))
+    found = []
+    for step in range(1, 10):
+        told.num_signs += 1
+        told.stats = stats(steps=step)
+        told.workers[0].num_signs += 1
+        told.workers[0].handed_on(told.stats)
+        found.append(watchdog.tick(1.0))
+    assert found == [None] * 7 + ["detokenizer 2"] * 2
 
 
 def test_a_machine_that_slept_is_not_a_stuck_engine(watchdog: Watchdog) -> None:

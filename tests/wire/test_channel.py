@@ -1,18 +1,20 @@
-"""The ZMQ channel: what is sent arrives, whole and in order, whoever is slow."""
+"""The channel between processes: what is sent arrives, whole and in order, whoever is slow."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import zmq
 
-from treadle.wire.channel import FRAMES_AT_ONCE, Address, EngineChannel, TextChannel, encode
+from treadle.wire.channel import FRAMES_AT_ONCE, EngineChannel, Link, TextChannel
+from treadle.wire.ends import EngineEnds
 from treadle.wire.messages import (
     Abort,
     Bye,
@@ -66,18 +68,26 @@ FROM_ENGINE: list[FromEngine] = [
 ]
 
 
-def with_channel(work: Callable[[TextChannel], Coroutine[Any, Any, None]]) -> None:
+Text = TextChannel[FromEngine]
+"""The API's end."""
+
+
+def with_channel(work: Callable[[Text, socket.socket], Coroutine[Any, Any, None]]) -> None:
+    """`work` gets the text side's channel and the engine's end."""
+
     async def run() -> None:
-        channel = TextChannel()
+        ours, theirs = socket.socketpair()
+        channel: Text = TextChannel(ours, FromEngine)
         try:
-            await work(channel)
+            await work(channel, theirs)
         finally:
             channel.close()
+            theirs.close()
 
     asyncio.run(run())
 
 
-async def receive(channel: TextChannel, num_frames: int = 1) -> list[FromEngine]:
+async def receive(channel: Text, num_frames: int = 1) -> list[FromEngine]:
     """What the next frames hold; none is taken from the channel beyond them."""
     messages: list[FromEngine] = []
     taken = 0
@@ -98,9 +108,9 @@ class Enough(Exception):
     """Ends a channel's `run`, as an error of the text side would."""
 
 
-def in_thread(work: Callable[[EngineChannel], None], address: Address) -> threading.Thread:
+def in_thread(work: Callable[[EngineChannel], None], end: socket.socket) -> threading.Thread:
     def run() -> None:
-        channel = EngineChannel(address)
+        channel = EngineChannel(EngineEnds(end.detach()))
         try:
             work(channel)
         finally:
@@ -111,14 +121,7 @@ def in_thread(work: Callable[[EngineChannel], None], address: Address) -> thread
     return thread
 
 
-@pytest.fixture(params=["ipc", "tcp"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "tcp":
-        monkeypatch.setattr("treadle.wire.channel.HAS_ABSTRACT_NAMES", False)
-    return str(request.param)
-
-
-def test_every_message_in_both_directions(transport: str) -> None:
+def test_every_message_in_both_directions() -> None:
     received: list[ToEngine] = []
 
     def engine(channel: EngineChannel) -> None:
@@ -126,9 +129,8 @@ def test_every_message_in_both_directions(transport: str) -> None:
         while len(received) < len(TO_ENGINE):
             received.extend(channel.receive(block=True))
 
-    async def text(channel: TextChannel) -> None:
-        assert channel.address.url.startswith(transport)
-        thread = in_thread(engine, channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(engine, end)
         assert await receive(channel) == FROM_ENGINE
         channel.send(TO_ENGINE[:1])
         channel.send(TO_ENGINE[1:])
@@ -138,7 +140,7 @@ def test_every_message_in_both_directions(transport: str) -> None:
     assert received == TO_ENGINE
 
 
-def test_a_peer_that_does_not_read_blocks_nobody(transport: str) -> None:
+def test_a_peer_that_does_not_read_blocks_nobody() -> None:
     count, size = 3000, 1000
     done = threading.Event()
 
@@ -147,8 +149,8 @@ def test_a_peer_that_does_not_read_blocks_nobody(transport: str) -> None:
             channel.send([Delta(request_id=str(number), tokens=[number] * size)])
         done.set()
 
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(engine, channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(engine, end)
         # Nothing has been read when the engine's last send returns.
         assert await asyncio.to_thread(done.wait, 20)
         for number, message in enumerate(await receive(channel, count)):
@@ -159,7 +161,7 @@ def test_a_peer_that_does_not_read_blocks_nobody(transport: str) -> None:
     with_channel(text)
 
 
-def test_sends_to_a_busy_engine_block_nobody(transport: str) -> None:
+def test_sends_to_a_busy_engine_block_nobody() -> None:
     count = 3000
     all_sent = threading.Event()
     received: list[ToEngine] = []
@@ -170,8 +172,8 @@ def test_sends_to_a_busy_engine_block_nobody(transport: str) -> None:
         while len(received) < count:
             received.extend(channel.receive(block=True))
 
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(engine, channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(engine, end)
         await receive(channel)
         for number in range(count):
             channel.send([Abort(str(number))])
@@ -182,40 +184,20 @@ def test_sends_to_a_busy_engine_block_nobody(transport: str) -> None:
     assert received == [Abort(str(number)) for number in range(count)]
 
 
-def test_without_block_nothing_is_awaited(transport: str) -> None:
-    async def text(channel: TextChannel) -> None:
-        engine = EngineChannel(channel.address)
+def test_without_block_nothing_is_awaited() -> None:
+    async def text(channel: Text, end: socket.socket) -> None:
+        engine = EngineChannel(EngineEnds(end.detach()))
         assert engine.receive(block=False) == []
         engine.close()
 
     with_channel(text)
 
 
-def test_last_words_leave_before_close(transport: str) -> None:
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
+def test_last_words_leave_before_close() -> None:
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), end)
         await asyncio.to_thread(thread.join)
         assert await receive(channel) == FROM_ENGINE
-
-    with_channel(text)
-
-
-def test_a_stranger_is_not_heard(transport: str) -> None:
-    async def text(channel: TextChannel) -> None:
-        context = zmq.Context()
-        strangers = [context.socket(zmq.PAIR) for _ in range(2)]
-        # One speaks no CURVE, the other holds another server's key.
-        strangers[1].curve_serverkey, _ = zmq.curve_keypair()
-        strangers[1].curve_publickey, strangers[1].curve_secretkey = zmq.curve_keypair()
-        for stranger in strangers:
-            stranger.connect(channel.address.url)
-            stranger.send(encode([Delta(request_id="r-0", tokens=[666])]))
-        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
-        assert await receive(channel) == FROM_ENGINE
-        await asyncio.to_thread(thread.join)
-        for stranger in strangers:
-            stranger.close(0)
-        context.term()
 
     with_channel(text)
 
@@ -224,8 +206,8 @@ def test_no_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(lambda engine: engine.send(FROM_ENGINE), end)
         await receive(channel)
         assert list(tmp_path.iterdir()) == []
         await asyncio.to_thread(thread.join)
@@ -233,15 +215,15 @@ def test_no_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with_channel(text)
 
 
-def test_others_get_their_turn_while_frames_pile_up(transport: str) -> None:
+def test_others_get_their_turn_while_frames_pile_up() -> None:
     count = 200
 
     def engine(channel: EngineChannel) -> None:
         for number in range(count):
             channel.send([Delta(request_id=str(number), tokens=[number])])
 
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(engine, channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(engine, end)
         await asyncio.to_thread(thread.join)
         received: list[FromEngine] = []
         running = asyncio.create_task(channel.run(received.extend))
@@ -259,8 +241,7 @@ def test_others_get_their_turn_while_frames_pile_up(transport: str) -> None:
     with_channel(text)
 
 
-def test_what_comes_while_something_is_sent_is_noticed(transport: str) -> None:
-    """ZMQ's descriptor tells once, and sending may take the news from it."""
+def test_what_comes_while_something_is_sent_is_noticed() -> None:
     count = 300
 
     def engine(channel: EngineChannel) -> None:
@@ -272,8 +253,8 @@ def test_what_comes_while_something_is_sent_is_noticed(transport: str) -> None:
                 channel.send([Delta(request_id=message.request_id, tokens=[1])])
                 num_answered += 1
 
-    async def text(channel: TextChannel) -> None:
-        thread = in_thread(engine, channel.address)
+    async def text(channel: Text, end: socket.socket) -> None:
+        thread = in_thread(engine, end)
         await receive(channel)
         received: list[FromEngine] = []
         running = asyncio.create_task(channel.run(received.extend))
@@ -291,8 +272,42 @@ def test_what_comes_while_something_is_sent_is_noticed(transport: str) -> None:
     with_channel(text)
 
 
-def test_an_engine_that_is_not_there_is_not_told(transport: str) -> None:
-    async def text(channel: TextChannel) -> None:
-        channel.send([Abort("r-0")])
+def test_who_is_gone_is_not_told_and_holds_up_nobody() -> None:
+    async def text(channel: Text, end: socket.socket) -> None:
+        end.close()
+        running = asyncio.create_task(channel.run(lambda frame: None))
+        for number in range(3000):
+            channel.send([Abort(str(number))])
+        await asyncio.sleep(0)
+        assert not channel.link.is_open
+        assert not channel.link.has_unsent
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     with_channel(text)
+
+
+def test_what_was_said_before_the_end_is_heard() -> None:
+    ours, theirs = (Link(end) for end in socket.socketpair())
+    ours.send(FROM_ENGINE)
+    ours.close()
+    [frame] = theirs.frames()
+    assert msgspec.msgpack.decode(frame, type=list[FromEngine]) == FROM_ENGINE
+    assert not theirs.is_open
+    theirs.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 60_000, 3_000_000])
+def test_frames_of_any_size_arrive_however_they_are_cut(size: int) -> None:
+    ours, theirs = (Link(end) for end in socket.socketpair())
+    sent = [["x" * size], [], ["y" * size, "z"]]
+    received: list[list[str]] = []
+    for messages in sent:
+        ours.send(messages)
+    while len(received) < len(sent):
+        ours.flush()
+        received += [msgspec.msgpack.decode(frame) for frame in theirs.frames()]
+    assert received == sent
+    assert (ours.num_sent, theirs.num_received) == (3, 3)
+    ours.close()
+    theirs.close()

@@ -92,6 +92,17 @@ class BlockTreePrefixCache:
         evictable = sum(block not in self._holders for block in blocks)
         return Match(at + shared, blocks, evictable, _Place(node, part))
 
+    def path(self, match: Match) -> list[object]:
+        if match.place is None:
+            return []
+        node, part = match.place
+        nodes = [] if part is None else [part]
+        while node is not self._root:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
     def lease(self, match: Match, salt: str) -> Lease:
         """A copy's source may go at any time after; until the copy is made, nothing is written."""
         self.version += 1

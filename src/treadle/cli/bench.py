@@ -7,6 +7,7 @@ import click
 from treadle.cli.group import Commands
 
 MEMBERS = {
+    "compare-presets": "treadle.cli.bench_compare_presets",
     "latency": "treadle.cli.bench_latency",
     "profile": "treadle.cli.bench_profile",
     "serve": "treadle.cli.bench_serve",

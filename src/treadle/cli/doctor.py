@@ -17,7 +17,7 @@ FEATURES = (
 )
 """Processor features that kernels care about, as Linux spells them; x86 first, then ARM."""
 
-PACKAGES = ("treadle", "numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "starlette", "uvicorn")
+PACKAGES = ("treadle", "numpy", "msgspec", "tokenizers", "jinja2", "starlette", "uvicorn")
 
 
 class Machine(msgspec.Struct, kw_only=True):

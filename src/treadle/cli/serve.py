@@ -40,9 +40,10 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
     say(f"listening on {url_of(listener)}, loading {settings.model.model}")
     if not (server.api_key or is_local(listener)):
         say("no API key is set: anybody who reaches it may use it")
-    from treadle.engine.process import EngineProcess
+    from treadle.config.processes import num_text_workers
+    from treadle.engine import crew
 
-    engine = EngineProcess()
+    processes = crew.Crew(num_text_workers(settings))
     try:
         from treadle.models.source import resolve_model
         from treadle.server.serve import Launch, run_server
@@ -51,12 +52,12 @@ def run(settings: EngineSettings, server: ServerSettings) -> int:
             settings=settings,
             names=_names(settings.model),
             locate=lambda: resolve_model(settings.model.model),
-            engine=engine,
+            processes=processes,
             server=server,
         )
         return run_server(listener, launch)
     finally:
-        engine.terminate()
+        processes.terminate()
 
 
 def _names(model: ModelSettings) -> tuple[str, ...]:

@@ -238,7 +238,6 @@ _ELSEWHERE = (
     Alias("max_logprobs", V, values={"20": None}, note="20 are the most for a token"),
     Alias("stream_interval", f"{V}, {S}, {T}", values=_ONE, note="every token is sent"),
     Alias("max_beam_width", T, values=_ONE, note="beam search is not there yet"),
-    Alias("num_postprocess_workers", T, values={"0": None}, note="the API process makes the texts"),
     Alias("distributed_executor_backend", V, values={"mp": None, "uni": None}, note=_DEVICES),
     Alias("gpus_per_node", T, values=_ONE, note=_DEVICES),
     Alias("max_seq_len_to_capture", V, note=_GRAPHS),

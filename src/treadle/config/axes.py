@@ -51,7 +51,7 @@ AXES: dict[str, Axis] = {
             "prefix_index",
             "prefix index",
             ("radix", "hashed", "block-tree", "none"),
-            ("radix", "hashed", "none"),
+            ("radix", "hashed", "block-tree", "none"),
             "prefix_cache",
         ),
         Axis(
@@ -64,7 +64,7 @@ AXES: dict[str, Axis] = {
             "eviction",
             "eviction",
             ("lru-leaves", "free-queue", "lfu", "slru", "priority-lru"),
-            ("lru-leaves", "free-queue"),
+            ("lru-leaves", "free-queue", "priority-lru"),
         ),
         Axis(
             "kv_memory",
@@ -82,8 +82,9 @@ AXES: dict[str, Axis] = {
         Axis(
             "processes",
             "processes",
-            ("api+engine", "http+scheduler+detokenizer", "proxy+worker"),
-            ("api+engine",),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            ("api+engine", "http+scheduler+detokenizer", "proxy+worker", "in-process"),
+            "processes",
         ),
         Axis("overlap", "overlap", ("0", "1"), ("0", "1"), "overlap_depth"),
     )
@@ -97,5 +98,6 @@ def in_force(values: Mapping[str, Any]) -> dict[str, str]:
         axis.name: str(values[axis.setting]) if axis.setting else axis.here[0]
         for axis in AXES.values()
     }
-    choices["eviction"] = "free-queue" if choices["prefix_index"] == "hashed" else "lru-leaves"
+    own = {"hashed": "free-queue", "block-tree": "priority-lru"}
+    choices["eviction"] = own.get(choices["prefix_index"], "lru-leaves")
     return choices

@@ -31,6 +31,7 @@ REQUIREMENTS = (
     Requirement("eviction", "lfu", "prefix_index", ("radix",)),
     Requirement("eviction", "slru", "prefix_index", ("radix",)),
     Requirement("prefix_index", "hashed", "eviction", ("free-queue",)),
+    Requirement("prefix_index", "block-tree", "eviction", ("priority-lru",)),
 )
 
 

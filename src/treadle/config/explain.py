@@ -18,6 +18,7 @@ from treadle.config.hardware import Hardware
 from treadle.config.mechanisms import Mechanism, mechanisms
 from treadle.config.presets import PRESETS
 from treadle.config.presets.knob import State
+from treadle.config.processes import described
 from treadle.config.replay import Step
 from treadle.config.replays import StepReplay, step_replays
 from treadle.config.resolve import Resolved, resolve_view
@@ -110,14 +111,11 @@ def explain(
 
 def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:
     runtime, cache = resolved.runtime, resolved.cache
-    processes = "one: the caller's, with the loop in a thread of its own"
-    if case.server is not None:
-        processes = "two: API (HTTP, templates, texts) and engine (loop, kernels)"
     kernels = "PyTorch's operations"
     if runtime.backend == "native":
         kernels = f"C++, variant {runtime.isa}"
     facts = [
-        Fact("processes", processes),
+        Fact("processes", described(runtime.processes, runtime.num_postprocess_workers)),
         Fact("backend", f"{runtime.backend}: {kernels}, {runtime.threads} threads"),
         Fact("a step", "one recorded program of any shape; nothing is captured by size"),
         Fact("attention", f"paged, in pieces of 64 positions; K and V as {cache.kv_dtype}"),

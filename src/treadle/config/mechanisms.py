@@ -123,7 +123,7 @@ def _own(
 
 def _prefix_cache(kind: str) -> tuple[OwnState, str]:
     if kind == "none":
-        return "off", "--prefix-cache radix or hashed turns it on"
+        return "off", "--prefix-cache radix, hashed or block-tree turns it on"
     return "on", f"the index is {kind}"
 
 

@@ -22,6 +22,7 @@ from treadle.config.settings import (
     GrammarBackendName,
     KVMemoryRule,
     KVType,
+    LengthRule,
     OrderName,
     PrefixCacheKind,
     PresetName,
@@ -46,6 +47,8 @@ class ModelValues(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule
@@ -60,6 +63,8 @@ class ScheduleValues(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    length_rule: LengthRule
+    allow_auto_truncate: bool
 
 
 class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +83,9 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     """Variant of the native kernels; "none" where others are used."""
     threads: int
+    processes: str
+    """A Layout, or in-process."""
+    num_postprocess_workers: int
     grammar_backend: GrammarBackendName
 
 

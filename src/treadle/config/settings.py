@@ -10,13 +10,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PrefixCacheKind = Literal["none", "radix", "hashed"]
+PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
+Layout = Literal["api+engine", "http+scheduler+detokenizer", "proxy+worker"]
+"""Into which processes a server is split: `config.processes`."""
 
 KVMemoryRule = Literal["of-free", "of-total", "reserve", "after-peak"]
 """What a fraction of memory is a fraction of, and what is taken off: `config.rules.kv`."""
@@ -26,6 +28,9 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
+
+LengthRule = Literal["window", "sglang", "trtllm"]
+"""How long prompts and answers may be: `text.lengths`."""
 
 Source = Literal[
     "argument",
@@ -41,6 +46,7 @@ Source = Literal[
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
+TextWorkers = Annotated[int, Meta(ge=0, le=64)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
 RowCount = Annotated[int, Meta(ge=1, le=2**16)]
@@ -80,6 +86,14 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
+    partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
+    ] = None
+    copy_on_partial_reuse: Annotated[
+        bool | None,
+        Meta(description="Copy such a block where it cannot be taken over, being used by others."),
+    ] = None
     block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
         None
     )
@@ -109,6 +123,18 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: Annotated[
         Literal[0, 1] | None,
         Meta(description="Steps planned ahead of the one whose tokens are known."),
+    ] = None
+
+    length_rule: Annotated[
+        LengthRule | None,
+        Meta(
+            description="How long prompts and answers may be: what the window holds, or as SGLang"
+            " or TensorRT-LLM have it."
+        ),
+    ] = None
+    allow_auto_truncate: Annotated[
+        bool | None,
+        Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
     ] = None
 
 
@@ -157,6 +183,14 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         Isa | None, Meta(description="Variant of the native kernels; by default the best one here.")
     ] = None
     threads: Annotated[ThreadCount | None, Meta(description="Threads that compute.")] = None
+    processes: Annotated[
+        Layout | None,
+        Meta(description="Processes of a server; those of vLLM, SGLang or TensorRT-LLM."),
+    ] = None
+    num_postprocess_workers: Annotated[
+        TextWorkers | None,
+        Meta(description="Processes that make texts beside proxy and worker; 0: the proxy does."),
+    ] = None
     grammar_backend: Annotated[
         Literal["auto", GrammarBackendName] | None,
         Meta(

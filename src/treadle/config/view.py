@@ -23,6 +23,7 @@ from treadle.config.settings import (
     GrammarBackendName,
     KVMemoryRule,
     KVType,
+    LengthRule,
     OrderName,
     PrefixCacheKind,
     PriorityRule,
@@ -43,6 +44,8 @@ class Settled:
 
     max_model_len: int
     prefix_cache: PrefixCacheKind
+    partial_reuse: bool
+    copy_on_partial_reuse: bool
     block_size: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule
@@ -52,6 +55,8 @@ class Settled:
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int
+    length_rule: LengthRule
+    allow_auto_truncate: bool
     order: OrderName
     priorities: PriorityRule
     low_priority_values_first: bool
@@ -63,6 +68,8 @@ class Settled:
     backend: BackendName
     isa: str
     threads: int
+    processes: str
+    num_postprocess_workers: int
     grammar_backend: GrammarBackendName
 
 

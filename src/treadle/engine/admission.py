@@ -13,7 +13,7 @@ from treadle.engine.guide import Guide
 from treadle.engine.limits import UNLIMITED, Limits
 from treadle.engine.priorities import REFUSED, Priorities
 from treadle.errors import EngineError, InvalidRequest, PromptTooLong, TreadleError
-from treadle.wire.messages import Generate
+from treadle.wire.messages import OWN_LENGTHS, Generate, Lengths
 from treadle.wire.sampling_params import SamplingParams
 
 
@@ -28,6 +28,7 @@ class Served:
     overlap_depth: int
     priorities: Priorities = REFUSED
     limits: Limits = UNLIMITED
+    lengths: Lengths = OWN_LENGTHS
     resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The settings in effect, for people to look at."""
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)

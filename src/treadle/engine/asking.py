@@ -110,7 +110,7 @@ def accept_prompt(
         assert given.text is not None
         ids = frontend.encode(given.text, add_special=True)
     salt = cache_salt if given.cache_salt is None else given.cache_salt
-    accepted = frontend.check(ids, params)
+    accepted = frontend.check(frontend.cut(ids), params)
     place = Place(priority)
     return Asked(given.text, dataclasses.replace(accepted, cache_salt=salt, place=place))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
@@ -43,7 +44,7 @@ from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.scheduler import Limits, Scheduler
-from treadle.wire.messages import Progress
+from treadle.wire.messages import Lengths, Progress
 
 MAX_SCORES = 64
 """Prompt tokens scored in one step, enough for the matrix product over the vocabulary to be at its
@@ -80,12 +81,21 @@ class Parts:
             overlap_depth=depth,
             priorities=Priorities.of(self.resolved.order),
             limits=self._limits(),
+            lengths=self._lengths(),
             resolved=self.resolved.flat(),
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
         compiling = build_compiling(self.resolved.runtime.grammar_backend, self.path, self.card)
         return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
+
+    def _lengths(self) -> Lengths:
+        schedule = self.resolved.schedule
+        return Lengths(
+            rule=schedule.length_rule,
+            block_size=self.resolved.cache.block_size,
+            truncate=schedule.allow_auto_truncate,
+        )
 
     def _limits(self) -> ServerLimits:
         counts = self.resolved.order.priorities == "count"
@@ -246,9 +256,12 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
         else Window(group.window, resolved.schedule.max_num_batched_tokens)
         for group in card.kv_groups
     ]
+    partial = PartialReuse(cache.partial_reuse, cache.copy_on_partial_reuse)
     return KVCache(
         [
-            build_prefix_cache(cache.prefix_cache, count, cache.block_size, window)
+            build_prefix_cache(
+                cache.prefix_cache, count, cache.block_size, window, partial_reuse=partial
+            )
             for count, window in zip(cache.num_blocks, windows, strict=True)
         ]
     )

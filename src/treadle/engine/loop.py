@@ -137,6 +137,7 @@ class Engine:
             max_model_len=self._served.max_model_len,
             vocab_size=self._served.vocab_size,
             kv_capacity_tokens=self._kv.capacity_tokens,
+            lengths=self._served.lengths,
             eos_token_ids=list(self._served.eos_token_ids),
             resolved=self._served.resolved,
             inputs=self._served.inputs,

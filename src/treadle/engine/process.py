@@ -1,22 +1,12 @@
-"""The engine's process: the parent's handle on it, and what runs in it.
+"""What runs in the engine's process: receive, step, send.
 
-The parent writes one line to the child's standard input, a `Start`, and keeps the pipe open: its
-end is the child's lifeline. What happens to requests is told on the channel, never by exit codes
-alone. The loop here only receives, steps and sends; what a step does is `engine.loop`'s.
+What a step does is `engine.loop`'s; how a child lives, `wire.child`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ctypes
-import faulthandler
 import gc
-import os
-import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,25 +17,12 @@ import msgspec
 
 from treadle.config.settings import EngineSettings
 from treadle.errors import StartError
-from treadle.wire.ends import Address, EngineEnd
+from treadle.wire.child import EXIT_FAILED, EXIT_NOT_STARTED, EXIT_ORPHANED, become_child, read_line
+from treadle.wire.ends import EngineEnd, EngineEnds
 from treadle.wire.messages import Bye, Done, Failed, FromEngine, Progress, Ready, Stats, ToEngine
 
 STATS_EVERY_S = 0.2
 """Gauges are as old as this; what looks at them, an autoscaler say, looks less often."""
-
-EXIT_FAILED = 1
-"""The engine raised while it served."""
-
-EXIT_NOT_STARTED = 2
-"""A setting, the machine or the model does not fit; the reason went over the channel."""
-
-EXIT_ORPHANED = 3
-"""The parent is gone."""
-
-REAP_S = 5.0
-"""How long a killed process may take to end."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -53,64 +30,7 @@ class Start(msgspec.Struct, frozen=True):
 
     settings: EngineSettings
     path: str
-    address: Address
-
-
-class EngineProcess:
-    """The parent's handle: the child never outlives the parent, nor `terminate`.
-
-    To be created by a thread that lives as long as the process (Linux sends the child its death
-    signal when that thread ends).
-    """
-
-    def __init__(self, module: str = "treadle.engine.process") -> None:
-        # -P: a file in the current folder must not be taken for one of the engine's imports.
-        # The child's standard output goes to our standard error: ours is for answers.
-        command = [sys.executable, "-P", "-m", module]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)  # noqa: S603
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self, settings: EngineSettings, path: Path, address: Address) -> None:
-        """Say what to serve. The child has been importing since it was created."""
-        line = msgspec.json.encode(Start(settings, str(path), address)) + b"\n"
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead already; `wait` tells
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    async def wait(self) -> int:
-        """The exit status, as soon as there is one; negative for a signal."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[int] = loop.create_future()
-
-        def watch() -> None:
-            status = self._process.wait()
-            with contextlib.suppress(RuntimeError):  # the loop may be gone by now
-                loop.call_soon_threadsafe(_settle, ended, status)
-
-        threading.Thread(target=watch, name="engine-watch", daemon=True).start()
-        return await ended
-
-    def dump_stacks(self) -> None:
-        """Have it write to standard error what each of its threads does, if it still can."""
-        self._process.send_signal(signal.SIGUSR1)
-
-    def terminate(self) -> None:
-        """Kill at once, if it still lives, and reap."""
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # held by the kernel; init reaps it
-            self._process.wait(REAP_S)
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-
-
-def _settle(future: asyncio.Future[int], status: int) -> None:
-    if not future.done():
-        future.set_result(status)
+    ends: EngineEnds
 
 
 class Engine(Protocol):
@@ -189,7 +109,7 @@ def serve(start: Start, build: Build) -> int:
     """Build the engine and serve until told to stop; the exit status."""
     from treadle.wire.channel import EngineChannel  # an engine in the caller's process needs none
 
-    channel = EngineChannel(start.address)
+    channel = EngineChannel(start.ends)
     try:
         engine = build(start.settings, Path(start.path), lambda ended: channel.send([ended]))
     except StartError as error:
@@ -207,49 +127,12 @@ def serve(start: Start, build: Build) -> int:
 
 def run(load: Callable[[], Build]) -> int:
     """The process's life. `load` does the expensive imports, before the parent says what to do."""
-    _obey_parent_only()
-    _tell_stacks()
+    become_child()
     build = load()
-    line = _read_line()
+    line = read_line()
     if not line:
         return EXIT_ORPHANED
-    _watch_lifeline()
     return serve(msgspec.json.decode(line, type=Start), build)
-
-
-def _obey_parent_only() -> None:
-    # A terminal or a service manager signals the whole group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # Holds even when this process is stopped or stuck; the lifeline covers the rest.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _tell_stacks() -> None:
-    """To standard error: when asked, and when the process crashes. Works while Python hangs."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
-
-
-def _read_line() -> bytes:
-    """The first line of standard input, unbuffered; empty when the parent is gone."""
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(0, 65536)
-        if not piece:
-            return b""
-        line += piece
-    return line
-
-
-def _watch_lifeline() -> None:
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(EXIT_ORPHANED)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 def _load_build() -> Build:

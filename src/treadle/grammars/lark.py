@@ -55,14 +55,17 @@ def _letter(found: re.Match[str]) -> str:
 
 
 def tag_lark(
-    tree: Format, schema: Callable[[Any], str], grammar: Callable[[str], str]
+    tree: Format,
+    schema: Callable[[Any], str],
+    grammar: Callable[[str], str],
+    regex: Callable[[str], str],
 ) -> dict[str, Any]:
     """A structural tag as llguidance's JSON form of grammars.
 
     `schema` turns a JSON schema into the text that follows `%json`, `grammar` an embedded grammar
-    into Lark; both check them.
+    into Lark, `regex` a pattern into a lexeme; they check them.
     """
-    writer = _Writer(schema, grammar)
+    writer = _Writer(schema, grammar, regex)
     start = writer.rule(tree, None)
     rules = "\n".join(["%llguidance {}", f"start: {start}", *writer.rules])
     return {"grammars": [{"name": "tag", "lark_grammar": rules}, *writer.grammars]}
@@ -71,9 +74,15 @@ def tag_lark(
 class _Writer:
     """Rules so far. `rule` returns an expression that stands for a format."""
 
-    def __init__(self, schema: Callable[[Any], str], grammar: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        schema: Callable[[Any], str],
+        grammar: Callable[[str], str],
+        regex: Callable[[str], str],
+    ) -> None:
         self._schema = schema
         self._grammar = grammar
+        self._regex = regex
         self.rules: list[str] = []
         self.grammars: list[dict[str, str]] = []
 
@@ -108,7 +117,7 @@ class _Writer:
             case JsonSchema():
                 return self._name(f"%json {self._schema(tree.json_schema)}")
             case Regex():
-                return self._name(f"/{_slashes(tree.pattern)}/")
+                return self._name(self._regex(tree.pattern))
             case EmbeddedGrammar():
                 name = f"g{len(self.grammars)}"
                 self.grammars.append({"name": name, "lark_grammar": self._grammar(tree.grammar)})
@@ -208,12 +217,3 @@ class _Writer:
 def _text(text: str) -> str:
     """A string of Lark; none for an empty one, which is no lexeme."""
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _slashes(pattern: str) -> str:
-    """A regex between slashes."""
-    return re.sub(r"\\.|/|\n", _slash, pattern, flags=re.DOTALL)
-
-
-def _slash(found: re.Match[str]) -> str:
-    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])

@@ -176,20 +176,28 @@ def _source(constraint: Constraint) -> str:
             schema = {"type": "object"}
             return _grammar_of({"grammars": [{"json_schema": _told(schema, constraint)}]})
         case "regex":
-            source: str = llguidance.LLMatcher.grammar_from_regex(text)
-            return source
+            return _regex(text)
         case "choice":
-            regex = choice_regex(msgspec.json.decode(text))
-            return str(llguidance.LLMatcher.grammar_from_regex(regex))
+            return _regex(choice_regex(msgspec.json.decode(text)))
         case "grammar":
-            return str(llguidance.LLMatcher.grammar_from_lark(_lark(text)))
+            return _grammar_of({"grammars": [{"lark_grammar": _lark(text)}]})
         case "structural_tag":
             tree = read_tag(constraint)
 
             def schema_text(schema: Any) -> str:
                 return json.dumps(_told(checked(schema, closed=False), constraint))
 
-            return _grammar_of(tag_lark(tree, schema_text, _lark))
+            return _grammar_of(tag_lark(tree, schema_text, _lark, _slashed))
+
+
+def _regex(pattern: str) -> str:
+    return _grammar_of({"grammars": [{"lark_grammar": f"start: {_slashed(pattern)}"}]})
+
+
+def _slashed(pattern: str) -> str:
+    r"""A regex as Lark writes it, with \d and \w as JSON Schema has them: ASCII, which Python's
+    match too."""
+    return f"/{llguidance.regex_to_lark(pattern, 'dw')}/"
 
 
 def _told(schema: dict[str, Any], constraint: Constraint) -> dict[str, Any]:

@@ -15,10 +15,7 @@ from treadle.server.schema.chat import ChatMessage, ChatRequest
 from treadle.server.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from treadle.server.schema.request import GenerationRequest
 from treadle.text.chat import ChatTemplate
-from treadle.text.frontend import Frontend
-
-MAX_CHARS_TO_CUT = 1 << 22
-"""A text that may be cut is tokenized whole first; this takes about a second."""
+from treadle.text.frontend import MAX_CHARS_TO_CUT, Frontend
 
 _NOT_KWARGS = (
     "self",
@@ -135,7 +132,9 @@ def _cut(
     """The prompt with as many tokens as it may have; the first `num_kept` of them stay."""
     longest = request.truncate_prompt_tokens
     if longest is None:
-        return Prompt(ids)
+        kept = frontend.cut(ids)
+        num_cut = len(ids) - len(kept)
+        return Prompt(kept, num_cut or None)
     engine = frontend.window
     if longest > engine.max_model_len:
         raise InvalidRequest(

@@ -3,7 +3,7 @@
     listen ─▶ engine process imports, loads ───────────────────▶ Ready ┐
            └▶ HTTP answers (503 while loading) ─▶ tokenizer, template ─┴▶ serving
     SIGTERM ─▶ refuse new requests ─▶ grace ─▶ Bye: the rest end with "abort" ─▶ exit 0
-    engine dies or is stuck ─▶ every request gets an error ─▶ exit 1
+    engine, or a process that makes texts, dies or is stuck ─▶ every request gets an error ─▶ exit 1
 
 Owns the event loop and the order of starting and stopping; never looks into requests.
 """
@@ -25,7 +25,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from treadle.config.settings import Bounds, EngineSettings, ServerSettings
-from treadle.engine.process import EXIT_NOT_STARTED
 from treadle.errors import EngineError, OverloadError, TreadleError
 from treadle.server.app import create_app
 from treadle.server.http import Http
@@ -39,9 +38,10 @@ from treadle.server.watchdog import Watchdog
 from treadle.text.frontend import Frontend
 from treadle.text.load import load_text
 from treadle.text.observe import Observer, Observers
+from treadle.text.workers import FromWorker, Worker
 from treadle.wire.channel import TextChannel
-from treadle.wire.ends import Address
-from treadle.wire.messages import Progress, Ready
+from treadle.wire.child import EXIT_NOT_STARTED
+from treadle.wire.messages import FromEngine, Progress, Ready
 
 T = TypeVar("T")
 
@@ -52,19 +52,29 @@ ABORT_S = 0.5
 """How long request handlers may take once their connections are cut."""
 
 FAREWELL_S = 0.2
-"""How long after the engine's exit its last messages may take to arrive."""
+"""How long after a process's exit its last messages may take to arrive."""
 
 
 STACKS_S = 0.2
 """How long a stuck engine may take to write its stacks."""
 
 
-class EngineHandle(Protocol):
-    """The engine's process, as its parent sees it; engine.process.EngineProcess."""
+class Processes(Protocol):
+    """The processes behind the server, as their parent sees them; engine.crew.Crew."""
 
-    def start(self, settings: EngineSettings, path: Path, address: Address) -> None: ...
+    end: socket.socket
+    worker_ends: list[socket.socket]
 
-    async def wait(self) -> int: ...
+    @property
+    def names(self) -> list[str]:
+        """The engine's, then those of the processes that make texts."""
+        ...
+
+    def start(self, settings: EngineSettings, path: Path) -> None: ...
+
+    async def wait(self) -> tuple[str, int]:
+        """The name and the exit status of the first that ends."""
+        ...
 
     def dump_stacks(self) -> None: ...
 
@@ -80,7 +90,7 @@ class Launch:
     """What the model is called; the first is its name in answers, the others are understood."""
     locate: Callable[[], Path]
     """Finds the model's file; may download it, so it runs beside the event loop."""
-    engine: EngineHandle
+    processes: Processes
     server: ServerSettings
 
 
@@ -99,12 +109,16 @@ async def _run(listener: socket.socket, launch: Launch) -> int:
 
 
 class _Server:
-    """One reason ends it, the first that comes; the engine's process never survives `close`."""
+    """One reason ends it, the first that comes; no process behind it survives `close`."""
 
     def __init__(self, listener: socket.socket, launch: Launch) -> None:
         self._launch = launch
         self._url = url_of(listener)
-        self._channel = TextChannel()
+        processes = launch.processes
+        self._channel: TextChannel[FromEngine] = TextChannel(processes.end, FromEngine)
+        self._worker_channels: list[TextChannel[FromWorker]] = [
+            TextChannel(end, FromWorker) for end in processes.worker_ends
+        ]
         self._metrics = Metrics(launch.names[0], launch.server.metrics_names)
         self._frontend = Frontend(
             self._channel,
@@ -112,6 +126,7 @@ class _Server:
             observer=_observer(self._metrics, launch.server),
             announce=_say_progress,
             max_queued=launch.server.max_queued_requests,
+            workers=[Worker(name) for name in processes.names[1:]],
         )
         configuration = Configuration(launch.settings, launch.server)
         app = create_app(self._frontend, self._metrics, configuration)
@@ -119,8 +134,8 @@ class _Server:
         self._reason: asyncio.Future[Exception | None] = asyncio.Future()
         self._hurry = asyncio.Event()
         self._serving = self._spawn(self._http.serve([listener]))
-        self._engine = self._spawn(self._follow_engine())
-        works = (self._frontend.run(self._channel), self._start(), *self._regular(launch.server))
+        self._engine = self._spawn(self._follow_processes())
+        works = (*self._listen(), self._start(), *self._regular(launch.server))
         self._others = [self._spawn(work) for work in works]
 
     async def run(self) -> int:
@@ -142,7 +157,7 @@ class _Server:
         """Let answers leave, then end everything, come what may."""
         self._http.should_exit = True
         await self._wait_for(self._serving, LAST_WORDS_S)
-        self._launch.engine.terminate()
+        self._launch.processes.terminate()
         self._frontend.fail(OverloadError("the server has stopped"))
         await asyncio.wait([self._serving], timeout=ABORT_S)  # let the errors leave
         for connection in list(self._http.server_state.connections):
@@ -152,6 +167,14 @@ class _Server:
         for ended in (self._serving, self._engine, *self._others):
             ended.cancel()
         self._channel.close()
+        for channel in self._worker_channels:
+            channel.close()
+
+    def _listen(self) -> Iterator[Coroutine[Any, Any, None]]:
+        frontend = self._frontend
+        yield frontend.run(self._channel)
+        for worker, channel in zip(frontend.workers, self._worker_channels, strict=True):
+            yield channel.run(functools.partial(frontend.take_told, worker))
 
     def _regular(self, settings: ServerSettings) -> Iterator[Coroutine[Any, Any, None]]:
         """What is done now and then for as long as the server lives."""
@@ -167,7 +190,7 @@ class _Server:
     async def _watch(self, timeout_s: float) -> None:
         stuck = await Watchdog(self._frontend, timeout_s).run()
         self._frontend.fail(stuck)
-        self._launch.engine.dump_stacks()
+        self._launch.processes.dump_stacks()
         await asyncio.sleep(STACKS_S)
         raise stuck
 
@@ -195,7 +218,7 @@ class _Server:
         path = await _in_thread(launch.locate)
         bounds = Bounds(launch.server.max_queued_requests, launch.server.running_timeout)
         settings = msgspec.structs.replace(launch.settings, bounds=bounds)
-        launch.engine.start(settings, path, self._channel.address)
+        launch.processes.start(settings, path)
         model = launch.settings.model
         text = await _in_thread(
             lambda: load_text(
@@ -216,15 +239,15 @@ class _Server:
         gc.freeze()
         say(f"serving {launch.names[0]} at {self._url}")
 
-    async def _follow_engine(self) -> None:
-        status = await self._launch.engine.wait()
+    async def _follow_processes(self) -> None:
+        name, status = await self._launch.processes.wait()
         # It may have said why, and to whom; what it sent last is still on its way.
         if status == EXIT_NOT_STARTED:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._frontend.ready(), LAST_WORDS_S)  # raises it
         else:
             await asyncio.sleep(FAREWELL_S)
-        error = EngineError(f"the engine's process ended ({_describe(status)})")
+        error = EngineError(f"the {name}'s process ended ({_describe(status)})")
         self._frontend.fail(error)
         raise error
 

@@ -26,9 +26,11 @@ from treadle.text.calls import Calls
 from treadle.text.choice import ChoiceDelta
 from treadle.text.inbox import Inbox
 from treadle.text.intake import Accepted, check, fan_out
+from treadle.text.lengths import longest_kept
 from treadle.text.load import ModelText
 from treadle.text.observe import Observer
-from treadle.text.open_answers import OpenAnswers
+from treadle.text.open_answers import OpenAnswer, OpenAnswers
+from treadle.text.workers import FromWorker, Told, Worker
 from treadle.wire.ends import Channel, Sender
 from treadle.wire.messages import (
     Abort,
@@ -47,6 +49,9 @@ from treadle.wire.messages import (
 )
 from treadle.wire.sampling_params import SamplingParams
 
+MAX_CHARS_TO_CUT = 1 << 22
+"""A text that may be cut is tokenized whole first; this takes about a second."""
+
 FINISH_POLL_S = 0.02
 """How long an end may go unnoticed by whoever waits for the last; only a stopping server does."""
 
@@ -62,13 +67,16 @@ class Frontend:
         observer: Observer,
         announce: Callable[[Progress], None],
         max_queued: int | None = None,
+        workers: Sequence[Worker] = (),
     ) -> None:
+        """Where there are workers, they make the texts."""
         self.name = names[0]
         self.names = frozenset(names)
         self.phase = "start"
         self.stats: Stats | None = None
         self.num_signs = 0
         """Of life: grows with whatever shows that the engine gets on with its work."""
+        self.workers = workers
         self._channel = channel
         self._observer = observer
         self._announce = announce
@@ -92,12 +100,45 @@ class Frontend:
         told: list[Inbox] = []
         for message in messages:
             if type(message) is Delta:
-                self.num_signs += 1
-                inbox = self._take_delta(message, now)
-                if inbox is not None:
-                    told.append(inbox)
+                answer = self._answers.get(message.request_id)
+                if answer is None:  # ended here first, by a stop string or since nobody waits
+                    self.num_signs += 1
+                    continue
+                part = answer.choice.part(message)
+                if self._take_part(message.request_id, answer, part, now):
+                    told.append(answer.inbox)
+                if part.finish_reason is not None and message.finish is None:
+                    self._channel.send([Abort(message.request_id)])
             else:
                 self._take(message)
+        for inbox in told:
+            inbox.tell()
+
+    def take_told(self, worker: Worker, messages: Sequence[FromWorker]) -> None:
+        """The same for what one of the workers says."""
+        worker.num_signs += 1
+        now = time.monotonic()
+        told: list[Inbox] = []
+        for message in messages:
+            match message:
+                case Told(request_id=name, part=part, early=early):
+                    answer = self._answers.get(name)
+                    if answer is None:
+                        self.num_signs += 1
+                        continue
+                    part.index = answer.choice.index
+                    if self._take_part(name, answer, part, now):
+                        told.append(answer.inbox)
+                    if early:
+                        self._channel.send([Abort(name)])
+                case Stats():
+                    worker.handed_on(message)
+                case Progress():
+                    worker.is_ready = True
+                    self._announce(message)
+                    self._settle_if_ready()
+                case Failed():
+                    self._take_failure(message)
         for inbox in told:
             inbox.tell()
 
@@ -187,7 +228,7 @@ class Frontend:
         unread: reading megabytes would hold up everybody. Callable from any thread."""
         model, engine = self.require_ready()
         limit = min(engine.max_model_len, engine.kv_capacity_tokens)
-        if len(text) > limit:
+        if len(text) > limit and not (engine.lengths.truncate and len(text) <= MAX_CHARS_TO_CUT):
             num_least = -(-len(text) // model.tokenizer.longest_token)
             if num_least >= limit:
                 raise PromptTooLong(
@@ -196,6 +237,10 @@ class Frontend:
                     param="prompt",
                 )
         return model.tokenizer.encode(text, add_special=add_special)
+
+    def cut(self, prompt: list[int]) -> list[int]:
+        """As much of a prompt as the server keeps of one that is too long."""
+        return prompt[: longest_kept(self.window)]
 
     def check(self, prompt: list[int], params: SamplingParams) -> Accepted:
         """Raise what is wrong with a request, or accept it; its longest answer is then known."""
@@ -267,12 +312,15 @@ class Frontend:
         """Both sides of what serves requests; raises while it does not."""
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # raised many times
-        if self._text is None or self._engine is None:
+        if self._text is None or self._engine is None or not self._all_ready():
             raise OverloadError(f"the model is loading (phase: {self.phase}); try again soon")
         return self._text, self._engine
 
+    def _all_ready(self) -> bool:
+        return all(worker.is_ready for worker in self.workers)
+
     def _settle_if_ready(self) -> None:
-        if self._text is not None and self._engine is not None:
+        if self._text is not None and self._engine is not None and self._all_ready():
             self._settled.set()
 
     def _take(self, message: FromEngine) -> None:
@@ -302,18 +350,13 @@ class Frontend:
             return self.stats is None or message.steps != self.stats.steps
         return True
 
-    def _take_delta(self, delta: Delta, now: float) -> Inbox | None:
-        """The inbox whose consumer is to be told of it, if it is."""
-        answer = self._answers.get(delta.request_id)
-        if answer is None:  # ended here first, by a stop string or because nobody waits
-            return None
-        part = answer.choice.part(delta)
+    def _take_part(self, key: str, answer: OpenAnswer, part: ChoiceDelta, now: float) -> bool:
+        """Whether its consumer is to be told of it."""
+        self.num_signs += 1
         answer.watch.take(len(part.token_ids), part.cached_tokens, now, self._observer)
         if part.finish_reason is not None:
-            self._answers.end(delta.request_id, part.finish_reason, delta.timings)
-            if delta.finish is None:
-                self._channel.send([Abort(delta.request_id)])
-        return answer.inbox if answer.inbox.put(part) else None
+            self._answers.end(key, part.finish_reason, part.timings)
+        return answer.inbox.put(part)
 
     def _take_failure(self, failed: Failed) -> None:
         if not failed.request_id:

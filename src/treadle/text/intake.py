@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treadle.errors import InvalidRequest, PromptTooLong
+from treadle.errors import InvalidRequest
+from treadle.text.lengths import settle
 from treadle.text.tokenizer import Tokenizer
 from treadle.wire.constraint import Constraint
 from treadle.wire.messages import Generate, Ready
@@ -71,7 +72,7 @@ def check(
     params.check(vocab_size)
     if not prompt:
         raise InvalidRequest("the prompt holds no token", param="prompt")
-    params = _end_turns(_fit(len(prompt), params, engine), engine, tokenizer)
+    params = _end_turns(settle(len(prompt), params, engine), engine, tokenizer)
     for token in (min(prompt), max(prompt)):
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
@@ -166,27 +167,6 @@ def _end_turns(params: SamplingParams, engine: Ready, tokenizer: Tokenizer) -> S
     if params.ignore_eos or not unnamed:
         return params
     return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *unnamed])
-
-
-def _fit(num_prompt: int, params: SamplingParams, engine: Ready) -> SamplingParams:
-    """Raise PromptTooLong, or settle `max_tokens` where it was left open."""
-    limit = min(engine.max_model_len, engine.kv_capacity_tokens)
-    num_answer = 1 if params.max_tokens is None else params.max_tokens
-    if num_prompt + num_answer > limit:
-        what = (
-            f"maximum context length is {engine.max_model_len} tokens"
-            if limit == engine.max_model_len
-            else f"KV cache holds {engine.kv_capacity_tokens} tokens"
-        )
-        raise PromptTooLong(
-            f"this model's {what}, and the request needs {num_prompt + num_answer}: "
-            f"{num_prompt} in the prompt and {num_answer} for the answer",
-            param="prompt" if num_prompt >= limit else "max_tokens",
-        )
-    if params.max_tokens is None:
-        # Checks itself anew: min_tokens has something to be compared with now.
-        params = msgspec.structs.replace(params, max_tokens=limit - num_prompt)
-    return params
 
 
 def check_number(num_prompts: int, n: int, most: int = MAX_ANSWERS) -> None:

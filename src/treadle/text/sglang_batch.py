@@ -120,6 +120,7 @@ def _accept(frontend: Frontend, item: Item, first: int, *, texts: bool) -> _Memb
     prompt = item.prompt
     if isinstance(prompt, str):
         prompt = frontend.encode(prompt, add_special=True)
+    prompt = frontend.cut(prompt)
     with in_native_words():
         accepted = frontend.check(prompt, item.placed(len(prompt)))
     accepted = replace(accepted, place=item.place)

@@ -1,5 +1,5 @@
-"""What either side asks of a channel, whatever carries it. Imports no transport: an engine in one's
-own process needs none."""
+"""What the ends of channels are told and asked, whatever carries them. Imports no transport: an
+engine in one's own process needs none."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ import msgspec
 from treadle.wire.messages import FromEngine, ToEngine
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where the text side listens, and the key that admits the engine."""
+class EngineEnds(msgspec.Struct, frozen=True):
+    """The sockets that the engine inherits, by number."""
 
-    url: str
-    server_key: str
-    """Public CURVE key: any local user could connect, but only the engine is told this."""
+    text: int
+    """To the text side."""
+    workers: tuple[int, ...] = ()
+    """To each process that makes texts."""
+
+
+class WorkerStart(msgspec.Struct, frozen=True):
+    """What a process that makes texts is told, and the sockets that it inherits, by number."""
+
+    path: str
+    engine: int
+    text: int
 
 
 class Sender(Protocol):

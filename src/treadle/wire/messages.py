@@ -149,6 +149,20 @@ class Progress(msgspec.Struct, tag=True):
     detail: str = ""
 
 
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How long prompts and answers may be; see text.lengths."""
+
+    rule: Literal["window", "sglang", "trtllm"] = "window"
+    block_size: int = 1
+    step_tokens: int | None = None
+    """The longest prompt that a step takes, where none is divided among steps."""
+    truncate: bool = False
+    """Whether a prompt that is too long is cut."""
+
+
+OWN_LENGTHS = Lengths()
+
+
 class Ready(msgspec.Struct, tag=True, kw_only=True):
     """Engine → text side: requests are served from now on."""
 
@@ -156,6 +170,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     """Window in tokens, prompt and answer together."""
     vocab_size: int
     kv_capacity_tokens: int
+    lengths: Lengths = OWN_LENGTHS
     eos_token_ids: list[int]
     resolved: dict[str, Any] = {}
     """The settings in effect, by name; see config.resolve.Resolved."""

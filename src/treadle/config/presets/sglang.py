@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.presets import sglang_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, outside, same, sets
 from treadle.config.presets.memory import tensor_parallel
+from treadle.config.processes import BY_PRESET
 
 _RULE = "free_after_load - (1 - fraction) * free_before_load"
 
@@ -276,7 +277,7 @@ _PROCESSES = (
     Knob("single_gpu", ["main (HTTP + tokenizer manager)", "scheduler (+ model)", "detokenizer"],
          "processes", "data_structure", "always", axis("processes")),
     Knob("ipc", "zmq over local socket files", "enum", "data_structure", "always",
-         same("ZMQ over a local socket")),
+         same("a pair of local sockets")),
     Knob("port", 30000, "port", "argument", "always",
          outside("where a server listens is not a preset's business")),
 )
@@ -323,7 +324,7 @@ PRESET = Preset(
         "eviction": "lru-leaves",
         "kv_memory": "reserve",
         "capture": "full-and-breakable",
-        "processes": "http+scheduler+detokenizer",
+        "processes": BY_PRESET["sglang"],
         "overlap": "1",
     },
     groups={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.config.presets.knob import Knob, Preset, Ruled, sets
+from treadle.config.processes import BY_PRESET
 from treadle.config.view import View
 
 
@@ -19,6 +20,10 @@ def kv_dtype(see: View) -> Ruled:
 _CACHE = (
     Knob("prefix_cache", "radix", "index", "default",
          "a radix tree reuses any shared prefix, exact to a block", sets("prefix_cache")),
+    Knob("partial_reuse", True, "switch", "default",
+         "a match is then exact to the token", sets("partial_reuse")),
+    Knob("copy_on_partial_reuse", True, "switch", "default",
+         "to copy a block costs less than to compute its tokens", sets("copy_on_partial_reuse")),
     Knob("block_size", 16, "tokens", "default",
          "16 tokens keep block tables short and lose at most 15 tokens of a match",
          sets("block_size")),
@@ -59,6 +64,8 @@ _ORDER = (
 _RUNTIME = (
     Knob("backend", "native", "kernels", "default", "the C++ kernels need no PyTorch",
          sets("backend")),
+    Knob("num_postprocess_workers", 0, "processes", "default", "the proxy makes the texts",
+         sets("num_postprocess_workers")),
     Knob("grammar_backend", "llguidance", "library", "default",
          "no PyTorch, nothing to pay at start-up, masks in microseconds, limits on all it does",
          sets("grammar_backend")),
@@ -77,7 +84,7 @@ PRESET = Preset(
         "eviction": "lru-leaves",
         "kv_memory": "of-free",
         "capture": "program",
-        "processes": "api+engine",
+        "processes": BY_PRESET["treadle"],
         "overlap": "0",
     },
     groups={"cache": _CACHE, "schedule": _SCHEDULE, "order": _ORDER, "runtime": _RUNTIME},

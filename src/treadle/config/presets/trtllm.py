@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.presets import trtllm_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, outside, same, sets
 from treadle.config.presets.memory import tensor_parallel
+from treadle.config.processes import BY_PRESET
 
 _RULE = (
     "fraction * (total - peak + temporary_pool_bytes); min with max_tokens and max_gpu_total_bytes"
@@ -18,7 +19,6 @@ _ONE_DEVICE = absent("several devices")
 _TOGETHER = absent("prefill and decode apart")
 _ONE_TIER = absent("KV tiers")
 _AT_ONCE = same("a step waits for nobody")
-_WHOLE_BLOCKS = absent("a prefix counts by whole blocks")
 _NO_EVENTS = absent("KV events")
 _IN_RULE = same("part of the memory rule")
 
@@ -77,13 +77,15 @@ _PREFIX_CACHE = (
     Knob("enable_block_reuse", True, "bool", "config_class",
          "off: FLASHINFER and FLASHINFER_STAR_ATTENTION backends, FORCE_DETERMINISTIC=1, MLA "
          "on SM other than 90/100/103/120, MLA with KV quantisation other than none/FP8",
-         sets("prefix_cache", {True: "radix", False: "none"}), rules.enable_block_reuse),
-    Knob("enable_partial_reuse", True, "bool", "config_class", "block reuse on", _WHOLE_BLOCKS),
-    Knob("copy_on_partial_reuse", True, "bool", "config_class", "block reuse on", _WHOLE_BLOCKS),
+         sets("prefix_cache", {True: "block-tree", False: "none"}), rules.enable_block_reuse),
+    Knob("enable_partial_reuse", True, "bool", "config_class", "block reuse on",
+         sets("partial_reuse")),
+    Knob("copy_on_partial_reuse", True, "bool", "config_class", "block reuse on",
+         sets("copy_on_partial_reuse")),
     Knob("eviction", "priority levels 0..100, lowest first, LRU inside a level", "rule",
          "data_structure", "always", axis("eviction")),
     Knob("default_retention_priority", 35, "level", "config_class", "always",
-         absent("retention priorities")),
+         same("all cached blocks have this level")),
     Knob("event_buffer_max_size", 0, "events", "config_class", "events off", _NO_EVENTS),
 )
 
@@ -195,7 +197,7 @@ _PROCESSES = (
           "worker (executor + GPU), started through MPI"],
          "processes", "data_structure", "also with one GPU", axis("processes")),
     Knob("num_postprocess_workers", 0, "processes", "argument", "always",
-         absent("the API process makes the texts")),
+         sets("num_postprocess_workers")),
 )
 # fmt: on
 
@@ -211,7 +213,7 @@ PRESET = Preset(
         "eviction": "priority-lru",
         "kv_memory": "after-peak",
         "capture": "decode-exact",
-        "processes": "proxy+worker",
+        "processes": BY_PRESET["trtllm"],
         "overlap": "1",
     },
     groups={

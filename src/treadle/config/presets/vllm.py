@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.presets import vllm_rules as rules
 from treadle.config.presets.knob import Knob, Preset, absent, axis, cuda, same, sets
 from treadle.config.presets.memory import tensor_parallel
+from treadle.config.processes import BY_PRESET
 
 _RULE = "ceil(total*utilization) - measured_non_kv - graph_estimate"
 
@@ -239,7 +240,7 @@ _PROCESSES = (
          "processes", "data_structure", "one GPU", axis("processes")),
     Knob("multi_gpu_executor", "mp", "enum", "config_class",
          "world size > 1; ray inside a placement group", _ONE_DEVICE),
-    Knob("ipc", "zmq", "enum", "data_structure", "always", same("ZMQ")),
+    Knob("ipc", "zmq", "enum", "data_structure", "always", same("a pair of local sockets")),
 )
 
 _EVENTS = (
@@ -264,7 +265,7 @@ PRESET = Preset(
         "eviction": "free-queue",
         "kv_memory": "of-total",
         "capture": "full-and-piecewise",
-        "processes": "api+engine",
+        "processes": BY_PRESET["vllm"],
         "overlap": "1",
     },
     groups={

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treadle.config.rules import cache, kv_memory, order, runtime, schedule, window
+from treadle.config.rules import cache, kv_memory, order, processes, runtime, schedule, window
 from treadle.config.view import Choice, View
 
 
@@ -21,8 +21,12 @@ RULES = (
     Rule("backend", "runtime", runtime.backend),
     Rule("isa", "runtime", runtime.isa),
     Rule("threads", "runtime", runtime.threads),
+    Rule("processes", "runtime", processes.processes),
+    Rule("num_postprocess_workers", "runtime", processes.num_postprocess_workers),
     Rule("grammar_backend", "runtime", runtime.grammar_backend),
     Rule("prefix_cache", "cache", cache.prefix_cache),
+    Rule("partial_reuse", "cache", cache.partial_reuse),
+    Rule("copy_on_partial_reuse", "cache", cache.copy_on_partial_reuse),
     Rule("block_size", "cache", cache.block_size),
     Rule("kv_dtype", "cache", cache.kv_dtype),
     Rule("kv_memory_rule", "cache", kv_memory.kv_memory_rule),
@@ -30,6 +34,8 @@ RULES = (
     Rule("max_num_seqs", "schedule", schedule.max_num_seqs),
     Rule("max_num_batched_tokens", "schedule", schedule.max_num_batched_tokens),
     Rule("overlap_depth", "schedule", schedule.overlap_depth),
+    Rule("length_rule", "schedule", schedule.length_rule),
+    Rule("allow_auto_truncate", "schedule", schedule.allow_auto_truncate),
     Rule("order", "order", order.order),
     Rule("priorities", "order", order.priorities),
     Rule("low_priority_values_first", "order", order.low_priority_values_first),

@@ -38,3 +38,25 @@ def max_num_batched_tokens(see: View) -> Choice:
 
 def overlap_depth(see: View) -> Choice:
     return chosen(see, "overlap_depth", see.user.schedule.overlap_depth)
+
+
+_LENGTH_RULES = {"sglang": "sglang", "trtllm": "trtllm"}
+
+
+def length_rule(see: View) -> Choice:
+    asked = see.user.schedule.length_rule
+    if asked is not None:
+        return asked_for(see, "length_rule", asked)
+    rule = _LENGTH_RULES.get(see.user.preset)
+    if rule is not None:
+        return Choice(rule, "preset", "its own, when requests arrive")
+    return Choice("window", "default", "prompt and answer must fit the window and the KV cache")
+
+
+def allow_auto_truncate(see: View) -> Choice:
+    asked, rule = see.user.schedule.allow_auto_truncate, see.settled.length_rule
+    if asked and rule != "sglang":
+        raise StartError(f"allow_auto_truncate is for length_rule sglang, not {rule}")
+    if asked is not None:
+        return asked_for(see, "allow_auto_truncate", asked)
+    return Choice(False, "default", "what is too long is refused, not changed")
