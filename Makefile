@@ -2,6 +2,7 @@
 # check   format, lint, types
 # test    install and run the tests
 # test-clients   other people's clients and routers against the server; FILES=… for some of them
+# test-grammars  the grammar backends that are extras, with what they bring
 # fuzz-api       schemathesis against the server's /openapi.json
 # clients-short  of both what takes two minutes
 # bench   speed in this process, beside what the machine allows; MODEL=file.gguf for others
@@ -18,7 +19,7 @@ BIN := .venv/bin
 CLIENTS := .venv-clients
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: setup check test test-clients fuzz-api clients-short bench soak serve clean
+.PHONY: setup check test test-clients test-grammars fuzz-api clients-short bench soak serve clean
 
 setup: .venv/installed-test
 
@@ -32,6 +33,11 @@ test: .venv/installed-test
 
 test-clients: .venv/installed-test $(CLIENTS)/installed
 	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini $(FILES)
+
+test-grammars: .venv/installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[lm-format-enforcer,outlines,xgrammar]'
+	$(BIN)/python -m pytest tests/grammars/test_extras.py
 
 fuzz-api: .venv/installed-test $(CLIENTS)/installed-short
 	$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini tests/clients/fuzz_api.py

@@ -72,6 +72,11 @@ def test_options_change_what_they_say(capsys: pytest.CaptureFixture[str]) -> Non
     for option in ("--gpu-memory-utilization", "--free-gpu-memory-fraction"):
         assert planned(capsys, *EXAMPLE, option, "0.8") != plain
     assert "No --overhead was given" in planned(capsys, MODEL, "--gpu-memory", "160GB")
+    told = planned(capsys, *EXAMPLE[:-1], "estimate")
+    assert "1.671 GB a device, estimated: 8,192 tokens × (2 × 8,192 + 3 ×" in told
+    assert "-     1.671 GB  activations: estimated" in told
+    assert "No --overhead" not in told
+    assert max(len(line) for line in told.splitlines()) <= 80
 
 
 def test_layers_with_windows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.settings import EngineSettings
+from treadle.config.step_estimate import StepWidths
 from treadle.config.view import View, this_device
 
 SMALL = ModelFacts(
@@ -13,6 +14,7 @@ SMALL = ModelFacts(
     max_positions=8192,
     kv_groups=(KVGroupFacts(values_per_token=2 * 30 * 3 * 64, kv_heads=3),),
     weights_bytes=98 * 2**20,
+    widths=StepWidths(hidden=576, ffn=1536, vocab=49152),
     weight_type="q4_1",
     quantised=True,
 )
@@ -26,6 +28,7 @@ WINDOWED = ModelFacts(
         KVGroupFacts(values_per_token=2 * 15 * 256, window=512),
     ),
     weights_bytes=240 * 2**20,
+    widths=StepWidths(hidden=640, ffn=2048, vocab=262144),
     weight_type="bf16",
 )
 

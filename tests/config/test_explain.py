@@ -239,6 +239,7 @@ def test_a_model_of_which_there_is_a_configuration_alone(
     weights, token = -(-141_107_412_992 // 8), 80 * 1 * 256 * 2
     kept = -(-81559 * 2**20 * (1000 - 812) // 1000)
     assert values["kv_budget_bytes"]["value"] == 81559 * 2**20 - weights - kept
+    assert "estimated" not in values["kv_budget_bytes"]["sentence"], "SGLang measures nothing"
     assert values["num_blocks"]["value"] == [values["kv_budget_bytes"]["value"] // token]
     step = {one["engine"]: (one["kind"], one["size"]) for one in report["step"]}
     assert step["SGLang"] == ("full", 304), "512 rows are captured from four ranks on"

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.config.setups import LAPTOP, SMALL
 from tests.config.worked_examples import example
+from treadle.config.device import described
 from treadle.config.kv_layout import AttentionShape
 from treadle.config.kv_pools import (
     SGLANG_PAGE,
@@ -27,6 +29,9 @@ from treadle.config.model_shape import (
     layers_of_stages,
     stages_of,
 )
+from treadle.config.resolve import resolve
+from treadle.config.settings import EngineSettings
+from treadle.config.step_estimate import StepWidths, estimate
 from treadle.errors import StartError
 
 GB = 10**9
@@ -220,3 +225,24 @@ def test_a_cache_in_fewer_bits_holds_more() -> None:
     ]
     assert tokens == sorted(tokens)
     assert len(set(tokens)) == 5
+
+
+def test_a_step_is_estimated_by_widths() -> None:
+    llama = StepWidths(hidden=4096, ffn=14336, vocab=128256)
+    found = estimate(llama, tokens=8192, rows=256)
+    assert found.num_bytes == 2 * 8192 * (2 * 4096 + 3 * 14336) + 8 * 256 * 128256
+    shared = estimate(llama, tokens=8192, rows=256, devices=4)
+    assert found.num_bytes - shared.num_bytes == 2 * 8192 * 3 * (14336 - 3584)
+    assert "8,192 tokens × (2 × 4,096 + 3 × 14,336 / 4)" in shared.how
+
+
+def test_an_estimate_is_taken_off_where_nothing_can_be_measured() -> None:
+    user = EngineSettings(preset="vllm", usage="server")
+    with_step = resolve(user, SMALL, LAPTOP, described("h100-80gb"))
+    blind = msgspec.structs.replace(SMALL, widths=None)
+    without = resolve(user, blind, LAPTOP, described("h100-80gb"))
+    step = 2 * 8192 * (2 * 576 + 3 * 1536) + 8 * 1024 * 49152
+    assert without.cache.kv_budget_bytes - with_step.cache.kv_budget_bytes == step
+    assert "(estimated: 8,192 tokens" in with_step.reasons["kv_budget_bytes"].sentence
+    here = (resolve(EngineSettings(), model, LAPTOP).cache for model in (SMALL, blind))
+    assert len({cache.kv_budget_bytes for cache in here}) == 1, "a trial measures it"

@@ -265,6 +265,7 @@ def test_what_hangs_on_the_number_of_devices() -> None:
     model = msgspec.structs.replace(
         SMALL,
         weights_bytes=141 * 10**9,
+        widths=None,
         max_positions=131072,
         kv_groups=(KVGroupFacts(values_per_token=2 * 80 * 8 * 128, kv_heads=8),),
     )

@@ -52,7 +52,7 @@ def test_random_answers_fit_random_schemas(
 
 
 ASKED: dict[str, list[Schema]] = {
-    "type": [{"type": "integer"}, {"type": ["null", "boolean"]}],
+    "type": [{"type": "integer"}, {"type": ["null", "boolean"]}, {"type": "string"}],
     "enum": [{"enum": ["a", 1, None]}],
     "const": [{"const": {"a": [1.5]}}],
     "properties": [{"type": "object", "properties": {"a": {"type": "null"}}}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,13 @@ def allowed(matcher: Matcher, table: TokenTable) -> list[int]:
 
 
 def walk(
-    grammar: Grammar, table: TokenTable, seed: int, *, limit: int = 200, ending: float = 0.3
+    grammar: Grammar,
+    table: TokenTable,
+    seed: int,
+    *,
+    limit: int = 200,
+    ending: float = 0.3,
+    may_fail: bool = False,
 ) -> bytes | None:
     """An answer's text; None for one that has not ended within `limit` tokens.
 
@@ -40,6 +47,9 @@ def walk(
     matcher, text = grammar.matcher(), b""
     for _ in range(limit):
         tokens = allowed(matcher, table)
+        if not tokens and may_fail:
+            assert matcher.failure
+            return None
         assert tokens, (matcher.failure, text)
         ends = [token for token in tokens if token in table.eos_ids]
         assert bool(ends) == matcher.is_complete, text
@@ -83,11 +93,9 @@ def refusal_of(backend: GrammarBackend, make: Callable[[], Constraint]) -> str |
     return message
 
 
-def answers(
-    grammar: Grammar, table: TokenTable, count: int, *, limit: int = 200, ending: float = 0.3
-) -> Iterator[bytes]:
-    """Those of `count` walks that end."""
+def answers(grammar: Grammar, table: TokenTable, count: int, **options: Any) -> Iterator[bytes]:
+    """Those of `count` walks that end; `options` are a walk's."""
     for seed in range(count):
-        text = walk(grammar, table, seed, limit=limit, ending=ending)
+        text = walk(grammar, table, seed, **options)
         if text is not None:
             yield text

@@ -110,6 +110,13 @@ def test_weights_in_a_type_that_does_not_run_here(tmp_path: Path) -> None:
     assert outline.layers[0].weights["kv"].num_bytes == size
 
 
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "foo"}')
+    for path in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(ModelFileError, match=f"^{tmp_path}/config.json: field 'num_hidden"):
+            outline_of(path)
+
+
 def test_some_shards_are_no_weights(tmp_path: Path) -> None:
     """As where a download has ended early: then the configuration says how much there is."""
     path = save_tiny("llama", tmp_path)

@@ -9,6 +9,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.draft import Flight
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
 from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
@@ -27,13 +28,19 @@ class Table:
         rows: int = 8,
         budget: int = 100,
         index: str = "none",
+        policy: Policy | None = None,
         order: str = "fcfs",
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
         waiting: WaitingOrder[Request] = build_order(order, OrderParams())
         self.scheduler = build_scheduler(
-            Limits(rows, budget, 0), waiting, self.kv, self.fence, worth_waiting=WORTH_WAITING
+            Limits(rows, budget, 0),
+            waiting,
+            self.kv,
+            self.fence,
+            policy or Policy(),
+            worth_waiting=WORTH_WAITING,
         )
         self._serial = 0
 

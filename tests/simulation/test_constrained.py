@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from tests.simulation.test_simulation import CALLS
+from tests.simulation.life import CALLS
+from tests.simulation.test_policies import COMPOSABLE, random_policy
 from tests.simulation.world import Group, World, random_prompt
 from treadle.wire.constraint import Constraint
 from treadle.wire.messages import Abort, Pause, ResetCache, Resume
@@ -27,9 +28,32 @@ def test_random_life(index: str, depth: int, seed: int) -> None:
     rng = random.Random(f"{index}{depth}{seed}")
     groups = [[Group(48, 1)], [Group(12, 4)], [Group(48, 1), Group(40, 1, window=6)]][seed % 3]
     world = World(index, groups=groups, depth=depth, rows=rng.randint(2, 5), budget=6 + seed)
+    stuck = live(world, rng, STEPS)
+    stats = world.engine.stats()
+    assert stuck > 0
+    assert stats.forced_tokens > 30
+    assert world.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("choice", COMPOSABLE, ids="-".join)
+def test_random_life_under_any_policy(choice: tuple[str, str, str], depth: int) -> None:
+    """A request that has taken tokens ahead has several to compute, as in a prefill."""
+    rng = random.Random(f"{choice}{depth}")
+    for index in ("radix", "none"):
+        groups = rng.choice([[Group(48, 1)], [Group(12, 4)]])
+        policy = random_policy(rng, choice, depth)
+        world = World(
+            index, groups=groups, depth=depth, rows=3, budget=rng.randint(5, 20), policy=policy
+        )
+        live(world, rng, 300)
+
+
+def live(world: World, rng: random.Random, steps: int) -> int:
+    """How many ended stuck in their grammar."""
     capacity = min(world.kv.capacity_tokens, world.window)
     calls: list[Pause | Resume | ResetCache] = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         if rng.random() < 0.35 and len(world.sent) - len(world.ends) < 8:
             text = rng.choice([None, "1 0", "3 12", "4 5", "2 20", "2 1", "wrong 0", "dead 6"])
             world.send(
@@ -74,10 +98,8 @@ def test_random_life(index: str, depth: int, seed: int) -> None:
             assert wrong or len(message.prompt) + least > capacity, world.failures[key]
     world.kv.check([])
     stats = world.engine.stats()
-    assert stuck > 0
-    assert stats.forced_tokens > 30
     assert (stats.waiting, stats.running, stats.compiling) == (0, 0, 0)
-    assert world.scheduler.counters.preemptions > 0
+    return stuck
 
 
 @pytest.mark.parametrize("depth", [0, 1])

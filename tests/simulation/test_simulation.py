@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.world import Group, World, random_prompt
+from tests.simulation.life import live
+from tests.simulation.world import Group, World
 from treadle.schedule.order.build import ORDERS
 from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
 
 STEPS = 1200
-
-CALLS: list[Callable[[int], Pause | Resume | ResetCache]] = [
-    lambda call: Pause(call, "abort"),
-    lambda call: Pause(call, "wait"),
-    lambda call: Pause(call, "keep"),
-    Resume,
-    Resume,
-    Resume,
-    ResetCache,
-]
 
 CASES = list(
     itertools.product(
@@ -43,17 +33,17 @@ CASES = list(
 
 @pytest.mark.parametrize(("index", "depth", "groups"), CASES)
 def test_random_life(index: str, depth: int, groups: list[Group]) -> None:
-    live(index, depth, groups, "fcfs")
+    run_life(index, depth, groups, "fcfs")
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"fcfs"}))
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("groups", [CASES[0][2], CASES[3][2]], ids=["whole", "window"])
 def test_random_life_in_any_order(order: str, depth: int, groups: list[Group]) -> None:
-    live("radix", depth, groups, order)
+    run_life("radix", depth, groups, order)
 
 
-def live(index: str, depth: int, groups: list[Group], order: str) -> None:
+def run_life(index: str, depth: int, groups: list[Group], order: str) -> None:
     rng = random.Random(f"{index}{depth}{groups}")
     world = World(
         index,
@@ -63,49 +53,7 @@ def live(index: str, depth: int, groups: list[Group], order: str) -> None:
         budget=rng.randint(3, 20),
         order=order,
     )
-    capacity = min(world.kv.capacity_tokens, world.window)
-    salts = ["", "", "other"]
-    calls: list[Pause | Resume | ResetCache] = []
-    for _ in range(STEPS):
-        if rng.random() < 0.35 and len(world.sent) - len(world.ends) < 8:
-            params = SamplingParams(
-                max_tokens=rng.choice([0, 1, 2, 5, 12, None]),
-                ignore_eos=rng.random() < 0.3,
-                prompt_logprobs=rng.choice([None, None, 0]),
-                prompt_logprobs_start=rng.choice([0, 0, 1, 5]),
-            )
-            world.send(
-                random_prompt(rng, capacity - rng.choice([0, 3, 12])),
-                salt=rng.choice(salts),
-                seed=rng.randrange(3),
-                params=params,
-                priority=rng.choice([None, 0, 1, -1]),
-                routing_key=rng.choice(["", "a", "b"]),
-            )
-        alive = [key for key in world.sent if key not in world.ends]
-        if alive and rng.random() < 0.06:
-            world.engine.handle(Abort(rng.choice(alive)))
-        if rng.random() < 0.01:
-            world.kv.reset()
-        if rng.random() < (0.2 if world.engine.stats().paused else 0.01):
-            calls.append(rng.choice(CALLS)(len(calls)))
-            world.engine.handle(calls[-1])
-        world.step()
-    calls.append(Resume(len(calls)))
-    world.engine.handle(calls[-1])
-    world.drain()
-    assert sorted(world.done) == [call.call for call in calls], "every call is answered"
-    assert set(world.ends) == set(world.sent), "every request ends exactly once"
-    for key, end in world.ends.items():
-        if not end.startswith("failed"):
-            world.check_answer(key)
-        else:
-            message = world.sent[key]
-            assert len(message.prompt) + _least(message.params) > capacity
-    world.kv.check([])
-    world.kv.reset()
-    assert world.kv.usage == 0
-    assert all(group.num_available == group.num_blocks for group in world.kv.groups)
+    live(world, rng, STEPS)
     finishes = set(world.ends.values())
     assert {"stop", "length", "abort"} <= finishes
     # Requests that keep only a window seldom outgrow what they were admitted with.
@@ -143,11 +91,6 @@ def test_overlap_plans_before_it_settles() -> None:
         world.step()
         in_flight.append(world.fence.in_flight)
     assert in_flight == [1, 1, 1, 1, 1, 1, 0], "no step beyond max_tokens is launched"
-
-
-def _least(params: SamplingParams) -> int:
-    """Tokens that the answer has at least."""
-    return 1 if params.max_tokens is None else params.max_tokens
 
 
 @pytest.mark.parametrize("depth", [0, 1])

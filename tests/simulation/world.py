@@ -27,6 +27,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
 from treadle.schedule.scheduler import Limits
 from treadle.wire.constraint import Constraint
 from treadle.wire.messages import (
@@ -279,12 +280,18 @@ class World:
         order: str = "fcfs",
         priorities: Priorities = COUNTING,
         limits: ServerLimits = UNLIMITED,
+        policy: Policy | None = None,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([group.build(index, budget) for group in groups])
         waiting: WaitingOrder[Request] = build_order(order, ORDERING)
         self.scheduler = build_scheduler(
-            Limits(rows, budget, scores), waiting, self.kv, self.fence, worth_waiting=worth_waiting
+            Limits(rows, budget, scores),
+            waiting,
+            self.kv,
+            self.fence,
+            policy or Policy(overlap_depth=depth),
+            worth_waiting=worth_waiting,
         )
         self.window = 80
         served = Served(

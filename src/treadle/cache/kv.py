@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from treadle.cache.block_tree import BlockTreePrefixCache, PartialReuse
@@ -83,13 +85,50 @@ class KVCache:
                 return group.path(part)
         return ()
 
+    @property
+    def block_sizes(self) -> list[int]:
+        """Tokens per block, per group."""
+        return [group.block_size for group in self.groups]
+
+    @property
+    def num_blocks(self) -> list[int]:
+        """All blocks, per group."""
+        return [group.num_blocks for group in self.groups]
+
+    @property
+    def alignment(self) -> int:
+        """Tokens at whose multiples blocks of all groups end."""
+        return math.lcm(*self.block_sizes)
+
+    @property
+    def available(self) -> list[int]:
+        """Blocks that requests can get now, per group."""
+        return [group.num_available for group in self.groups]
+
+    def pins(self, match: KVMatch) -> list[int]:
+        """Blocks, per group, that are available no longer once the match is leased."""
+        return [part.num_evictable for part in match.parts]
+
+    def price(self, match: KVMatch, num_tokens: int) -> list[int]:
+        """Blocks, per group, that a request of `num_tokens` beginning with `match` takes of those
+        that are available."""
+        return [
+            group.most_blocks(num_tokens) - _num_held(part.blocks) + part.num_evictable
+            for group, part in zip(self.groups, match.parts, strict=True)
+        ]
+
+    def missing(self, lease: KVLease, num_tokens: int) -> list[int]:
+        """Blocks, per group, that the lease takes yet, at most, on its way to `num_tokens`: those
+        that slide out of a window on the way are free again."""
+        return [
+            max(0, group.most_blocks(num_tokens) - _num_held(part.blocks))
+            for group, part in zip(self.groups, lease.parts, strict=True)
+        ]
+
     def fits(self, match: KVMatch, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` beginning with `match` could get all blocks now."""
-        return all(
-            group.most_blocks(num_tokens) - _num_held(part)
-            <= group.num_available - part.num_evictable
-            for group, part in zip(self.groups, match.parts, strict=True)
-        )
+        price = self.price(match, num_tokens)
+        return all(n <= group.num_available for n, group in zip(price, self.groups, strict=True))
 
     def lease(self, match: KVMatch, salt: str) -> tuple[KVLease, list[BlockEdit]]:
         """Hold a match; the edits write it into a fresh row."""
@@ -112,12 +151,16 @@ class KVCache:
         copies, self._copies = self._copies, []
         return copies
 
-    def grow(self, lease: KVLease, num_tokens: int) -> list[BlockEdit] | None:
-        """Blocks for positions up to num_tokens - 1, in every group or none (then None)."""
-        missing = [
+    def growth(self, lease: KVLease, num_tokens: int) -> list[int]:
+        """Blocks, per group, that `grow` would hand out."""
+        return [
             max(0, -(-num_tokens // group.block_size) - len(part.blocks))
             for group, part in zip(self.groups, lease.parts, strict=True)
         ]
+
+    def grow(self, lease: KVLease, num_tokens: int) -> list[BlockEdit] | None:
+        """Blocks for positions up to num_tokens - 1, in every group or none (then None)."""
+        missing = self.growth(lease, num_tokens)
         if not any(missing):
             return []  # most steps of most requests
         if any(n > group.num_available for n, group in zip(missing, self.groups, strict=True)):
@@ -183,5 +226,8 @@ def build_prefix_cache(
     return RadixPrefixCache(num_blocks, block_size, EVICTIONS[eviction])
 
 
-def _num_held(match: Match) -> int:
-    return len(match.blocks) - match.blocks.count(NO_BLOCK)
+def _num_held(blocks: Sequence[int]) -> int:
+    """Blocks that slid out of a window all stand at the beginning."""
+    if not blocks or blocks[0] != NO_BLOCK:
+        return len(blocks)
+    return len(blocks) - bisect.bisect_left(blocks, True, key=lambda block: block != NO_BLOCK)

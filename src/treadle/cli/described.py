@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.config.facts import ModelFacts
+    from treadle.config.step_estimate import StepWidths
     from treadle.models.outline import Outline
 
 
@@ -47,6 +48,15 @@ def described_model(model: str) -> tuple[ModelFacts, str]:
     return outline_facts(outline), "; ".join((remark, *outline.notes))
 
 
+def widths_of(outline: Outline) -> StepWidths | None:
+    from treadle.config.step_estimate import StepWidths
+
+    if outline.widths is None:
+        return None
+    hidden, ffn, vocab = outline.widths
+    return StepWidths(hidden=hidden, ffn=ffn, vocab=vocab)
+
+
 def outline_facts(outline: Outline) -> ModelFacts:
     """An outline as rules see a model."""
     from treadle.config.facts import KVGroupFacts, ModelFacts
@@ -70,4 +80,5 @@ def outline_facts(outline: Outline) -> ModelFacts:
             for (window, heads), count in ordered
         ),
         weights_bytes=outline.weights.num_bytes,
+        widths=widths_of(outline),
     )

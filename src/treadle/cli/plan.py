@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from treadle.config.memory_plan import Wish
     from treadle.config.model_shape import ModelShape
+    from treadle.config.step_estimate import StepEstimate
     from treadle.models.outline import LayerOutline, Outline
 
 _KV_FORMATS = ("f32", "bf16", "f16", "fp8", "int8", "int4")
@@ -28,7 +29,8 @@ _FRACTION = click.FloatRange(min=0, max=1, min_open=True)
     "--overhead",
     metavar="SIZE",
     default="0",
-    help="What a device needs beside weights and KV: activations, buffers, graphs.",
+    help="What a device needs beside weights and KV: activations, buffers, graphs; or 'estimate',"
+    " what a step takes by the model's widths.",
 )
 @click.option("--weights", metavar="SIZE", help="Of the whole model, where you know better.")
 @click.option("--weight-dtype", type=click.Choice(_WEIGHT_FORMATS), help="Default: as they are.")
@@ -122,6 +124,8 @@ def _layer_shape(layer: LayerOutline) -> Any:
 
 
 def _wish(outline: Outline, given: dict[str, Any]) -> Wish:
+    import msgspec
+
     from treadle.config.byte_size import parse_bytes
     from treadle.config.memory_plan import Wish
     from treadle.config.model_shape import Topology
@@ -136,22 +140,47 @@ def _wish(outline: Outline, given: dict[str, Any]) -> Wish:
             f"max_model_len is {window}; the model's window is {outline.max_positions} tokens"
         )
     assert device.memory_bytes is not None
+    tensor = max(given["tp"], device.count)
+    estimated = _step(outline, msgspec.structs.replace(device, count=tensor), given["overhead"])
     weights = given["weights"]
     return Wish(
         device_name=device.name,
         device_bytes=device.memory_bytes,
         device_mib=device.nominal_mib,
-        topology=Topology(
-            tensor=max(given["tp"], device.count), pipeline=given["pp"], experts=given["ep"]
-        ),
+        topology=Topology(tensor=tensor, pipeline=given["pp"], experts=given["ep"]),
         kv_format=given["kv_dtype"] or outline.dtype,
         window=window,
         lengths=tuple(sorted({*(given["request_tokens"] or (min(4096, window), window))})),
-        overhead_bytes=parse_bytes(given["overhead"], "overhead"),
+        overhead_bytes=parse_bytes(given["overhead"], "overhead") if estimated is None else 0,
+        step=estimated,
         weights_bytes=None if weights is None else parse_bytes(weights, "weights"),
         vllm_utilization=given["gpu_memory_utilization"],
         sglang_fraction=given["mem_fraction_static"],
         trtllm_fraction=given["free_gpu_memory_fraction"],
+    )
+
+
+def _step(outline: Outline, device: Any, overhead: str) -> StepEstimate | None:
+    """Where it is asked for: of vLLM's largest step as a server on such devices."""
+    if overhead != "estimate":
+        return None
+    from treadle.cli.described import outline_facts
+    from treadle.config.presets import vllm_rules
+    from treadle.config.settings import EngineSettings
+    from treadle.config.step_estimate import estimate
+    from treadle.config.view import View
+    from treadle.engine.build import this_machine
+    from treadle.errors import StartError
+
+    facts = outline_facts(outline)
+    if facts.widths is None:
+        raise StartError("--overhead estimate needs the widths that a config.json has")
+    see = View(EngineSettings(usage="server"), facts, this_machine(), device)
+    return estimate(
+        facts.widths,
+        tokens=vllm_rules.max_num_batched_tokens(see).value,
+        rows=vllm_rules.max_num_seqs(see).value,
+        devices=device.count,
     )
 
 

@@ -96,6 +96,9 @@ def _sizes(outline: Outline, wish: Wish, plan: MemoryPlan) -> Iterator[str]:
     in_all = binary(plan.token_bytes(tensor))
     yield f"{'KV of a token':{_NAME}}{binary(stage.token_bytes)} {each}, {in_all} on all"
     yield from _wrapped(_token_terms(outline, wish, plan), " " * _NAME)
+    if wish.step is not None:
+        size = f"{gigabytes(wish.step.num_bytes)} a device, {wish.step.how}"
+        yield from _wrapped(size, f"{'beside them':{_NAME}}", " " * _NAME)
     if wish.overhead_bytes:
         overhead = gigabytes(wish.overhead_bytes)
         yield f"{'beside them':{_NAME}}{overhead} a device, as told (--overhead)"
@@ -161,10 +164,11 @@ def _line(sign: str, num_bytes: int, text: str) -> Iterable[str]:
 
 def _notes(outline: Outline, wish: Wish) -> Iterator[str]:
     yield from outline.notes
-    if not wish.overhead_bytes:
+    if not wish.overhead_bytes and wish.step is None:
         yield (
             "No --overhead was given, so vllm and trtllm show the most there can be: their trial"
-            " run would measure activations and graphs, and take them off."
+            " run would measure activations and graphs, and take them off. --overhead estimate"
+            " takes off what a step works with."
         )
 
 

@@ -25,6 +25,10 @@ REQUIREMENTS = (
     Requirement("admission", "estimate", "composition", ("unified", "prefill-first")),
     Requirement("admission", "stepwise", "shortage", ("preempt-newest", "preempt-lowest-priority")),
     Requirement("admission", "no-evict", "shortage", ("never",)),
+    Requirement("admission", "static", "shortage", ("never",)),
+    Requirement(
+        "admission", "max-utilization", "shortage", ("preempt-newest", "preempt-lowest-priority")
+    ),
     Requirement("order", "lpm", "prefix_index", ("radix", "hashed", "block-tree")),
     Requirement("order", "hrrn", "prefix_index", ("radix", "hashed", "block-tree")),
     Requirement("order", "dfs-weight", "prefix_index", ("radix", "block-tree")),

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from treadle.config.step_estimate import StepWidths
+
 Attention = Literal["mha", "mla", "none"]
 
 
@@ -34,6 +36,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int | None = None
     """What the largest step takes beside weights and KV, as the trial before KV is allocated
     measured it; None before the trial."""
+    widths: StepWidths | None = None
+    """By which a step is estimated on devices that are not here; None where they are not known."""
     name: str = ""
     architecture: str = ""
     weight_type: str = ""

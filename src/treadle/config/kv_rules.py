@@ -30,6 +30,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     activation_bytes: int = 0
     """The most that a largest step takes beside weights and KV."""
+    activation_how: str = "the most a largest step takes"
     other_bytes: int = 0
     """What grew meanwhile outside the allocator that the weights are in."""
     capture_bytes: int = 0
@@ -81,7 +82,7 @@ def vllm_budget(
     terms = (
         Term("share", asked, f"{utilization:g} of {gigabytes(memory.total_bytes)}, rounded up"),
         Term("weights", -memory.weights_bytes, "loaded"),
-        Term("activations", -memory.activation_bytes, "the most a largest step takes"),
+        Term("activations", -memory.activation_bytes, memory.activation_how),
         Term("other", -memory.other_bytes, "grew outside the allocator"),
         Term("graphs", -capture, "expected" if estimate_capture else "the estimate is off"),
     )

@@ -29,6 +29,7 @@ from treadle.config.sglang_reserve import (
     reserve,
     static_fraction,
 )
+from treadle.config.step_estimate import StepEstimate
 from treadle.errors import StartError
 
 
@@ -47,6 +48,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Of requests to count."""
     overhead_bytes: int = 0
     """Activations, buffers and graphs of a device, where a rule does not reckon them itself."""
+    step: StepEstimate | None = None
+    """In its place, where it was asked for."""
     weights_bytes: int | None = None
     """Of the whole model, in place of its shape's."""
     vllm_utilization: float = VLLM_UTILIZATION
@@ -197,11 +200,16 @@ def _rule(name: str, setting: str, rule: _Rule, stages: Sequence[Stage], wish: W
 
 
 def _memory(stage: Stage, wish: Wish) -> Memory:
-    return Memory(
+    memory = Memory(
         total_bytes=wish.device_bytes,
         free_bytes=wish.device_bytes,
         weights_bytes=stage.weights_bytes,
         activation_bytes=wish.overhead_bytes,
+    )
+    if wish.step is None:
+        return memory
+    return msgspec.structs.replace(
+        memory, activation_bytes=wish.step.num_bytes, activation_how=wish.step.how
     )
 
 

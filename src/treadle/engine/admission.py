@@ -61,6 +61,11 @@ def longest_answer(message: Generate, served: Served, capacity_tokens: int) -> i
     return min(served.max_model_len, capacity_tokens) - num_prompt if asked is None else asked
 
 
+def out_of_kv(num_tokens: int) -> TreadleError:
+    """What is said to a request that runs alone and finds no block for its next token."""
+    return EngineError(f"the KV cache holds no more than this request's {num_tokens} tokens")
+
+
 def nothing_to_choose(params: SamplingParams, guide: Guide | None) -> TreadleError:
     """What is said to a request for whose next token no choice is left: by its own restrictions, or
     because the model computed no number."""

@@ -25,6 +25,7 @@ from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
 from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
+from treadle.config.step_estimate import StepWidths
 from treadle.engine.admission import Served
 from treadle.engine.build_grammars import build_compiling
 from treadle.engine.limits import Limits as ServerLimits
@@ -185,6 +186,7 @@ def model_facts(card: ModelCard) -> ModelFacts:
             for group in card.kv_groups
         ),
         weights_bytes=card.weight_bytes,
+        widths=StepWidths(hidden=card.hidden, ffn=card.ffn, vocab=card.vocab_size),
     )
 
 

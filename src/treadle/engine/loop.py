@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
-from treadle.engine.admission import Served, longest_answer, nothing_to_choose
+from treadle.engine.admission import Served, longest_answer, nothing_to_choose, out_of_kv
 from treadle.engine.compiling import Compiling
 from treadle.engine.constrain import StepMasks
 from treadle.engine.ends import End, end_of
@@ -88,6 +88,9 @@ class Engine:
         for request in self._served.limits.expired(self._scheduler.running, time.monotonic()):
             self._fail(request, self._served.limits.took_too_long())
         flight = None if self._gate.is_shut else self._scheduler.plan()
+        for request in self._scheduler.take_given_up():
+            self._leave(request)
+            self._replies.failure(request.request_id, out_of_kv(len(request.tokens)))
         if flight is not None:
             self._note_started(flight)
             self._fence.launch(flight.plan.step)

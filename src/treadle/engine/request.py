@@ -92,6 +92,18 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def ignore_eos(self) -> bool:
+        return self.params.ignore_eos
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def generated(self) -> int:
+        return self.known - self.num_prompt
+
+    @property
     def reusable(self) -> int:
         """Not the last token, whose logits are wanted, nor the one whose logits score another."""
         scores = self.next_score < self.num_prompt

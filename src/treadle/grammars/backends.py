@@ -29,6 +29,14 @@ class _Library(NamedTuple):
 
 _LIBRARIES = {
     "llguidance": _Library("llguidance", "", "treadle.grammars.llguidance", "LLGuidance"),
+    "xgrammar": _Library("xgrammar", "xgrammar", "treadle.grammars.xgrammar", "XGrammar"),
+    "outlines": _Library("outlines_core", "outlines", "treadle.grammars.outlines", "Outlines"),
+    "lm-format-enforcer": _Library(
+        "lmformatenforcer",
+        "lm-format-enforcer",
+        "treadle.grammars.lm_format_enforcer",
+        "LMFormatEnforcer",
+    ),
 }
 
 

@@ -8,6 +8,9 @@ WHITESPACE = r"( |\n {0,16})?"
 """Between the tokens of JSON, unless a request says otherwise: a model that leans towards blanks is
 made to go on, one that indents may do so eight levels of two deep."""
 
+LONGEST_WHITESPACE = 17
+"""Of these; for libraries that count characters and take no regex."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CompilerLimits:
@@ -35,3 +38,7 @@ LLGUIDANCE = {
 }
 """Of llguidance, per grammar: what a compilation and one mask may cost. A lexer state is 1 to 2 kB,
 so a grammar stays below 100 MB; fuel is about 50 to the microsecond when compiling, 14 after."""
+
+AUTOMATON_REGEX_CHARS = 5_000
+AUTOMATON_REPEATS = 1_000
+"""For libraries without limits of their own that build a whole automaton."""

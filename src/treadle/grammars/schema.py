@@ -102,6 +102,15 @@ def audit(schema: Any, backend: str, enforced: Mapping[str, Rule | None]) -> Non
                 raise place.refuse(f"the keyword '{keyword}' {reason}")
 
 
+def listed(place: Place) -> str | None:
+    """A rule of several backends: properties that must be there are those that are listed."""
+    names = place.schema.get("properties") or {}
+    for name in place.schema["required"]:
+        if name not in names:
+            return f"names {name!r:.60}, which 'properties' does not list"
+    return None
+
+
 def closed(schema: Any) -> Any:
     """The schema with objects that take no properties it does not name (vLLM's rule: those that
     list some and do not say)."""

@@ -8,6 +8,7 @@ Both become one tree of formats. Knows no library.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -129,28 +130,37 @@ def read_tag(constraint: Constraint) -> Format:
             tree = msgspec.convert(fields, _Formatted).format
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the structural tag is wrong: {error}") from None
-    if _check(tree) > MAX_FORMATS:
-        raise InvalidRequest(f"the structural tag holds more than {MAX_FORMATS} formats")
+    _check(tree)
     return tree
 
 
-def _check(tree: Format) -> int:
-    """What types cannot say; returns the number of formats."""
-    parts: list[Format] = []
+def parts(tree: Format) -> Iterator[Format]:
+    """The format itself and every one within it."""
+    yield tree
+    within: list[Any] = []
     match tree:
         case Elements() | Or():
-            parts = tree.elements
+            within = tree.elements
         case Tag():
-            parts = [tree.content]
+            within = [tree.content]
         case TriggeredTags() | TagsWithSeparator():
-            parts = [*tree.tags]
-        case _:
-            return 1
-    if not parts:
-        raise InvalidRequest("the structural tag is wrong: a list of elements or tags is empty")
-    if isinstance(tree, TriggeredTags):
-        _check_triggers(tree)
-    return 1 + sum(map(_check, parts))
+            within = tree.tags
+    for part in within:
+        yield from parts(part)
+
+
+def _check(tree: Format) -> None:
+    """What types cannot say."""
+    for count, part in enumerate(parts(tree), 1):
+        if count > MAX_FORMATS:
+            raise InvalidRequest(f"the structural tag holds more than {MAX_FORMATS} formats")
+        listed = part.elements if isinstance(part, Elements | Or) else None
+        if isinstance(part, TriggeredTags | TagsWithSeparator):
+            listed = [*part.tags]
+        if listed == []:
+            raise InvalidRequest("the structural tag is wrong: a list of elements or tags is empty")
+        if isinstance(part, TriggeredTags):
+            _check_triggers(part)
 
 
 def _check_triggers(tree: TriggeredTags) -> None:

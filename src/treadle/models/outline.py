@@ -59,6 +59,8 @@ class Outline:
     rest: Amount
     """Outside layers, on every device: the last norm, positions."""
     notes: tuple[str, ...] = ()
+    widths: tuple[int, int, int] | None = None
+    """Numbers of a token that a step works with: hidden, feed-forward, vocabulary."""
     weight_type: str = ""
     """What its layers' weights are stored as; empty where headers told sizes alone."""
 

@@ -85,6 +85,7 @@ class _Weights:
             rest=self._other(hidden * (1 + positions * learned)),
             notes=facts.notes + _other_senses(fields),
             weight_type=self._layers,
+            widths=(hidden, self._step_ffn(), fields.count("vocab_size")),
         )
 
     def _layer(self, facts: TokenFacts, layer: int, window: int | None) -> LayerOutline:
@@ -133,6 +134,17 @@ class _Weights:
             "experts": 3 * hidden * width * experts,
         }
         return values, experts
+
+    def _step_ffn(self) -> int:
+        """Of the widest block that a token passes through, all its experts together."""
+        fields = self._fields
+        dense = fields.count("ffn", 4 * self._sizes.hidden)
+        if not fields.optional_count("experts"):
+            return dense
+        width = fields.count("expert_ffn", dense)
+        each = fields.optional_count("experts_used") or 1
+        each += fields.optional_count("shared_experts") or 0
+        return max(dense if self._experts(0) == 0 else 0, width * each)
 
     def _experts(self, layer: int) -> int:
         """How many a layer has; 0 where all tokens pass through one block."""

@@ -45,6 +45,16 @@ _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|multi_modal|mm\.|v\.blk)
 def outline_of(path: Path, weight_format: WeightFormat | None = None) -> Outline:
     """Of a .gguf file, a model's directory, or a config.json. With a format, what the weights would
     take in it."""
+    try:
+        return _outline(path, weight_format)
+    except ModelFileError as error:
+        if not error.message.startswith(f"{CONFIG}:"):
+            raise
+        where = path / CONFIG if path.is_dir() else path
+        raise ModelFileError(f"{where}{error.message.removeprefix(CONFIG)}") from None
+
+
+def _outline(path: Path, weight_format: WeightFormat | None) -> Outline:
     if path.is_dir():
         return _of_folder(path, weight_format)
     if path.suffix == ".json":

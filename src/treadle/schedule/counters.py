@@ -10,6 +10,9 @@ class Counters:
     """Only ever grows."""
 
     preemptions: int = 0
+    """Requests that gave way, in whatever manner."""
+    retractions: int = 0
+    """Of them, those that left nothing in the cache and queued up anew."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     computed_tokens: int = 0

@@ -51,17 +51,21 @@ class Draft(Generic[R]):
         request.edits = edits
         self._joins.append(request.join(row))
 
-    def room(self, request: R, num_computed: int) -> int:
-        """How many tokens behind `num_computed` this step can compute for the request; 0 when it
-        needs none, since those in flight complete it, or when the step is full."""
+    def wants(self, request: R, num_computed: int) -> int:
+        """How many tokens behind `num_computed` a step can compute for the request, whatever else
+        is in it; 0 when it needs none, since those in flight complete it."""
         known = len(request.tokens) + request.num_pending
         if known - request.num_prompt >= max(request.max_tokens, 1):
             return 0
-        room = min(known - num_computed, self.budget)
+        wants = known - num_computed
         if request.next_score < request.num_prompt:
             first = max(num_computed, request.next_score - 1)
-            room = min(room, first + self.scores - num_computed)
-        return room
+            wants = min(wants, first + self.scores - num_computed)
+        return wants
+
+    def room(self, request: R, num_computed: int) -> int:
+        """Of what it wants, what this step can compute."""
+        return min(self.wants(request, num_computed), self.budget)
 
     def add(self, request: R, num_tokens: int) -> None:
         """Compute the request's next `num_tokens` tokens, for which it has blocks."""
@@ -94,12 +98,18 @@ class Draft(Generic[R]):
             request.in_token_table = True
         self._watcher.planned(request, start, end)
 
-    def drop(self, request: R) -> None:
+    def drop(self, request: R) -> bool:
         """Take the request's work out again, if there is any: its tokens are not computed, and
-        others may have their room. Its row keeps nothing, so it must leave."""
-        assert all(join.row != request.row for join in self._joins), "who starts does not give way"
-        if request not in self._requests:
-            return
+        others may have their room. Its row keeps nothing, so it must leave; returns whether it had
+        joined only here."""
+        joins = [join for join in self._joins if join.row != request.row]
+        joined = len(joins) < len(self._joins)
+        self._joins = joins
+        if request in self._requests:
+            self._take_out(request)
+        return joined
+
+    def _take_out(self, request: R) -> None:
         index = self._requests.index(request)
         del self._requests[index]
         work = self._work.pop(index)
@@ -127,6 +137,10 @@ class Draft(Generic[R]):
     def prefilled(self) -> int:
         """Tokens of the step that are no decode of a row's newest."""
         return sum(work.num_tokens for work in self._work if work.tokens is not None)
+
+    def behind(self, request: R) -> bool:
+        """Whether more is to be computed for the request than its newest token."""
+        return request.known - request.num_computed > 1
 
     def finish(self, step: int, leaves: list[int], copies: list[BlockCopy]) -> Flight[R]:
         """`leaves` are rows given up before, whose requests have no work here; `copies` are what

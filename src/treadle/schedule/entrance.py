@@ -21,10 +21,15 @@ class Candidate(NamedTuple, Generic[R]):
     request: R
     match: KVMatch
 
+    @property
+    def rest(self) -> int:
+        """What would have to be computed of its tokens."""
+        return len(self.request.tokens) - self.match.num_tokens
+
 
 class Entrance(Generic[R]):
-    """Compositions `open` it with a step, ask `next` until it has nobody, and `admit` those whom
-    they have tokens for."""
+    """Compositions `open` it with a step, ask `next` until it has nobody, `reserve` what those take
+    whom they have tokens for, and `start` them."""
 
     def __init__(
         self,
@@ -37,7 +42,12 @@ class Entrance(Generic[R]):
         self._running = running
         self._admission = admission
         self._publication = publication
-        self._walk: Iterator[R] = iter(())
+        self._walk: Iterator[R] | None = None
+        """Over the waiting requests; begun when somebody is first asked for."""
+        self._rows = 0
+        """How many may start yet in this step."""
+        self.is_full = False
+        """Whether rows or KV ended the walk: both come back only when somebody leaves."""
         self._matches: Matches[R] = Matches(running.kv)
 
     @property
@@ -48,38 +58,53 @@ class Entrance(Generic[R]):
     def prefilled(self) -> int:
         return self._running.counters.prefilled
 
-    def open(self) -> None:
+    def open(self, set_aside: int = 0) -> None:
         """A step begins to look at waiting requests."""
-        self._admission.open()
-        self._walk = self._waiting.candidates(self)
+        self._admission.open(set_aside)
+        self._walk = None
+        self._rows = self._running.num_free_rows
+        self.is_full = False
 
-    def next(self) -> Candidate[R] | None:
-        """Who may start now, if anybody may. One that may not keeps those behind it waiting, unless
-        it waits for what another computes and the publication lets them pass."""
-        if not self._running.has_row:
+    def next(self, most_tokens: int) -> Candidate[R] | None:
+        """Who may start now, if anybody may, with so many tokens at most. One that may not keeps
+        those behind it waiting, unless it waits for what another computes and the publication lets
+        them pass."""
+        if not self._rows:
+            self.is_full = True
             return None
+        self._walk = self._walk or self._waiting.candidates(self)
         for request in self._walk:
             # A preempted request's last token may still be in flight; it is needed as a literal.
             if request.num_pending:
                 return None
-            match = self.match(request)
-            if not self._admission.admits(request, match):
+            candidate = Candidate(request, self.match(request))
+            tokens = min(candidate.rest, most_tokens)
+            if not self._admission.admits(request, candidate.match, tokens):
+                self.is_full = True
                 return None
-            if not self._publication.postpones(request, match.num_tokens):
-                return Candidate(request, match)
+            if not self._publication.postpones(request, candidate.match.num_tokens):
+                return candidate
             if self._publication.keeps_order:
                 return None
         return None
 
-    def admit(self, candidate: Candidate[R], num_tokens: int, draft: Draft[R]) -> None:
-        """The candidate starts, and computes `num_tokens` tokens in this step."""
-        request, match = candidate
+    def reserve(self, candidate: Candidate[R], num_tokens: int) -> None:
+        """The candidate is to start with `num_tokens`; those asked for later get what is left."""
+        self._rows -= 1
+        self._admission.charge(candidate.request, candidate.match, num_tokens)
+
+    def start(self, request: R, num_tokens: int, draft: Draft[R]) -> None:
+        """One for whom there is room starts, and computes `num_tokens` tokens in this step; fewer
+        if by now more of it is cached."""
+        match = self.match(request)
+        tokens = min(num_tokens, draft.room(request, match.num_tokens))
+        if tokens <= 0:
+            return
         self._waiting.remove(request)
         self._running.start(request, match, draft)
-        grown = self._running.grow(request, match.num_tokens + num_tokens)
+        grown = self._running.grow(request, match.num_tokens + tokens)
         assert grown, "admission sees to it that there are blocks"
-        draft.add(request, num_tokens)
-        self._admission.charge(request)
+        draft.add(request, tokens)
 
     def match(self, request: R) -> KVMatch:
         """What the cache has of a request."""

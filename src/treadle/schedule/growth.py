@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from treadle.schedule.draft import Draft
@@ -24,6 +25,21 @@ class Growth(Generic[R]):
         self._waiting = waiting
         self._shortage = shortage
 
+    def prepare(self, requests: Sequence[R], draft: Draft[R]) -> None:
+        """Before these are given their tokens: see that there are blocks for all, or that some give
+        way. It costs nothing where the shortage looks at one request at a time."""
+        if not self._shortage.looks_ahead:
+            return
+        wants, budget = list[tuple[R, int]](), draft.budget
+        for request in requests:
+            tokens = min(draft.room(request, request.num_computed), budget)
+            budget -= tokens
+            if tokens:
+                wants.append((request, request.num_computed + tokens))
+        while (victim := self._shortage.excess(wants)) is not None:
+            wants = [want for want in wants if want[0] is not victim]
+            self._give_way(victim, draft)
+
     def reach(self, request: R, num_tokens: int, draft: Draft[R]) -> bool:
         """Get blocks for `num_tokens` tokens; others give way until there are enough.
 
@@ -37,12 +53,22 @@ class Growth(Generic[R]):
             victim = self._shortage.victim(request)
             if victim is None or (victim is request and self._running.in_flight):
                 return False
-            self._preempt(victim, draft)
+            self._give_way(victim, draft)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: R, draft: Draft[R]) -> None:
+    def _give_way(self, victim: R, draft: Draft[R]) -> None:
+        """The last one has nobody to wait for: what it does not find now it never will."""
+        alone = len(self._running.requests) == 1
+        self._running.stop(victim, draft, shows_kv=self._shortage.shows_kv)
+        if alone:
+            self._running.given_up.append(victim)
+            return
         self._running.counters.preemptions += 1
-        self._running.stop(victim, draft)
-        self._waiting.put_back(victim)
+        if not self._shortage.shows_kv:
+            self._running.counters.retractions += 1
+        if self._shortage.to_front:
+            self._waiting.put_back(victim)
+        else:
+            self._waiting.add(victim)

@@ -24,10 +24,14 @@ class Running(Generic[R]):
         self._fence = fence
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._leaves: list[int] = []
+        self.departures = 0
+        """How often a request has left, to end or to wait."""
+        self.given_up: list[R] = []
+        """Requests that nothing can be done for."""
 
     @property
-    def has_row(self) -> bool:
-        return bool(self._free_rows)
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
 
     @property
     def in_flight(self) -> bool:
@@ -58,19 +62,29 @@ class Running(Generic[R]):
         request.edits += edits
         return True
 
-    def stop(self, request: R, draft: Draft[R]) -> None:
-        """The request gives way: it loses its blocks, and its part in this step, but no token."""
-        draft.drop(request)
-        self.leave(request)
+    def stop(self, request: R, draft: Draft[R], *, shows_kv: bool = True) -> None:
+        """The request gives way: it loses its blocks, and its part in this step, but no token.
+        Others may find what it had computed, or that is lost too."""
+        joined = draft.drop(request)
+        if not shows_kv:
+            request.num_computed = 0
+        self._leave(request, joined)
         request.num_computed = 0
 
     def leave(self, request: R) -> None:
         """The request computes nothing more, or not before it starts again."""
+        self._leave(request, joined=False)
+
+    def _leave(self, request: R, joined: bool) -> None:
+        """One that has joined in the step that is being composed has a row of which the runner does
+        not know."""
         self.requests.remove(request)
+        self.departures += 1
         row, lease, computed = request.row, request.lease, request.num_computed
         assert row is not None
         request.row = request.lease = None
-        self._leaves.append(row)
+        if not joined:
+            self._leaves.append(row)
 
         def release() -> None:
             self.kv.release(lease, request.tokens, computed)
@@ -79,6 +93,6 @@ class Running(Generic[R]):
         self._fence.defer(release)
 
     def take_leaves(self) -> list[int]:
-        """Rows given up since the last step was composed."""
+        """Rows left since the last step was composed."""
         leaves, self._leaves = self._leaves, []
         return leaves

@@ -14,7 +14,7 @@ from treadle.schedule.draft import Draft, Flight
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.ports import Fence, Schedulable
 from treadle.schedule.running import Running
-from treadle.schedule.strategies import Composition, Publication
+from treadle.schedule.strategies import Admission, Composition, Publication
 from treadle.wire.plan import RowWork
 
 R = TypeVar("R", bound=Schedulable)
@@ -32,9 +32,10 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Strategies(Generic[R]):
-    """What the scheduler itself asks; the other axes are asked by the composition."""
+    """Those that the scheduler itself has to do with; the others are asked by these."""
 
     composition: Composition[R]
+    admission: Admission[R]
     publication: Publication[R]
 
 
@@ -77,6 +78,8 @@ class Scheduler(Generic[R]):
 
     def add(self, request: R) -> None:
         request.prefilled_before = self.counters.prefilled
+        if not self._running.requests and not self.num_waiting:
+            self._strategies.admission.rest()
         self._waiting.add(request)
 
     def finish(self, request: R) -> None:
@@ -98,6 +101,12 @@ class Scheduler(Generic[R]):
         self.counters.prefilled += draft.prefilled
         leaves, copies = self._running.take_leaves(), self._running.kv.take_copies()
         return draft.finish(self._fence.next_step, leaves, copies)
+
+    def take_given_up(self) -> list[R]:
+        """Requests that were running and for which there will never be enough KV; they are the
+        caller's to end."""
+        given_up, self._running.given_up = self._running.given_up, []
+        return given_up
 
     def settle(self, request: R, work: RowWork) -> None:
         """The work's tokens have KV now: others may find their blocks."""

@@ -8,11 +8,13 @@
                                                               └─▶ admission    may it start now?
     settle  publication ── shows what was computed
 
-A strategy settles its own axis and knows of no other. What all share stands in `running`.
+A strategy settles its own axis and knows of no other. What all share stands in `running`. What most
+strategies of an axis leave alone has its answer here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from treadle.schedule.draft import Draft
@@ -33,22 +35,50 @@ class Composition(Protocol[R]):
 class Admission(Protocol[R_contra]):
     """Whether a waiting request may start now, by the KV it takes and will take."""
 
-    def open(self) -> None:
-        """A step begins to look at waiting requests: what was charged in the last is forgotten."""
+    def open(self, set_aside: int = 0) -> None:  # noqa: ARG002
+        """A step begins to look at waiting requests: what was charged in the last is forgotten. So
+        many tokens of running requests are in the step, and have no blocks yet."""
+        return
+
+    def admits(self, request: R_contra, match: KVMatch, num_tokens: int) -> bool:
+        """`num_tokens` is what it would compute in this step at most."""
         ...
 
-    def admits(self, request: R_contra, match: KVMatch) -> bool: ...
+    def charge(self, request: R_contra, match: KVMatch, num_tokens: int) -> None:  # noqa: ARG002
+        """It is admitted with `num_tokens`, and has no blocks for them yet; perhaps it does not
+        start in this step after all."""
+        return
 
-    def charge(self, request: R_contra) -> None:
-        """It was admitted, and has its blocks for this step."""
-        ...
+    def goes_on(self, request: R_contra, num_tokens: int) -> int:  # noqa: ARG002
+        """How many of `num_tokens` a running request may compute of its prompt in this step."""
+        return num_tokens
+
+    def went_on(self, request: R_contra, num_tokens: int) -> None:  # noqa: ARG002
+        """It computes so many, for which it has blocks."""
+        return
+
+    def rest(self) -> None:
+        """Nobody runs or waits."""
+        return
 
 
 class Shortage(Protocol[R]):
-    """Who gives way when a running request finds no block."""
+    """Who gives way when running requests do not find their blocks."""
+
+    looks_ahead: bool = False
+    """Whether `excess` is worth asking."""
+    shows_kv: bool = True
+    """Whether others may find what the victim had computed, and so the victim itself."""
+    to_front: bool = True
+    """Whether it waits before all others, or queues up anew."""
+
+    def excess(self, wants: Sequence[tuple[R, int]]) -> R | None:  # noqa: ARG002
+        """Before blocks are handed out: requests, and up to how many tokens they want KV. Who gives
+        way so that there is enough for the rest? Asked until nobody must."""
+        return None
 
     def victim(self, request: R) -> R | None:
-        """A running request, perhaps this one; None if nobody gives way."""
+        """This one finds no block. A running request, perhaps itself; None if nobody gives way."""
         ...
 
 

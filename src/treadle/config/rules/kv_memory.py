@@ -17,6 +17,7 @@ from treadle.config.presets import wish
 from treadle.config.presets.memory import of_all, of_free, total_bytes
 from treadle.config.rules.asked import asked_for, chosen
 from treadle.config.settings import KVMemoryRule, PresetName
+from treadle.config.step_estimate import estimate
 from treadle.config.view import Choice, View
 from treadle.errors import StartError
 
@@ -57,11 +58,27 @@ def kv_budget_bytes(see: View) -> Choice:
         return Choice(most, "data structure", "memory cannot be read; so much could be used")
     fraction = see.settled.kv_memory_fraction
     if rule != "reserve":  # which is about what a step takes
-        memory = msgspec.structs.replace(memory, activation_bytes=see.model.step_bytes or 0)
+        memory = _with_step(see, memory)
     if rule == "of-free":
         return _of_free(see, memory, fraction)
     budget = _engine_budget(rule, fraction, memory)
     return Choice(budget.kv_bytes, "hardware", _sum(budget))
+
+
+def _with_step(see: View, memory: Memory) -> Memory:
+    """With what a step takes, measured or, on a device that is not here, estimated."""
+    if see.device.kind == "cpu" or see.model.widths is None:
+        return msgspec.structs.replace(memory, activation_bytes=see.model.step_bytes or 0)
+    settled = see.settled
+    found = estimate(
+        see.model.widths,
+        tokens=settled.max_num_batched_tokens,
+        rows=settled.max_num_seqs,
+        devices=see.device.count,
+    )
+    return msgspec.structs.replace(
+        memory, activation_bytes=found.num_bytes, activation_how=found.how
+    )
 
 
 def num_blocks(see: View) -> Choice:
@@ -81,9 +98,10 @@ def _of_free(see: View, memory: Memory, fraction: float) -> Choice:
     source = see.machine.available_from if see.device.kind == "cpu" else see.device.name
     step = memory.activation_bytes
     if share <= 0:
+        taken = f" and a step {binary(step)}" if step else ""
         raise StartError(
             f"{binary(memory.free_bytes)} of memory are free ({source}), the weights need"
-            f" {binary(memory.weights_bytes)} and a step {binary(step)}: nothing is left for KV"
+            f" {binary(memory.weights_bytes)}{taken}: nothing is left for KV"
         )
     beside = f"the weights and {binary(step)} for a step" if step else "the weights"
     sentence = f"{fraction:.0%} of the {binary(left)} that {source} leaves beside {beside}"
@@ -103,8 +121,10 @@ def _sum(budget: Budget) -> str:
     """As in "share 73.6 GiB (0.92 of 80 GB) - weights 35.25 GiB"."""
     first, *others = budget.terms
     text = f"{first.name} {binary(first.num_bytes)} ({first.how})"
-    signs = [("-" if term.num_bytes < 0 else "+", term) for term in others]
-    return text + "".join(f" {sign} {t.name} {binary(abs(t.num_bytes))}" for sign, t in signs)
+    for term in others:
+        text += f" {'-' if term.num_bytes < 0 else '+'} {term.name} {binary(abs(term.num_bytes))}"
+        text += f" ({term.how})" if term.how.startswith("estimated") else ""
+    return text
 
 
 def _demands(see: View) -> list[GroupDemand]:
