@@ -19,6 +19,7 @@ from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.axes import in_force
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
@@ -43,6 +44,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Lengths, Progress
@@ -241,8 +243,17 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
     sharing = Sharing(resolved.cache.publication, resolved.cache.prefix_wait_tokens)
-    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence, sharing=sharing)
+    waiting, policy = _waiting(resolved), _policy(resolved)
+    scheduler = build_scheduler(bounds, waiting, kv, fence, policy, sharing=sharing)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
+
+
+def _policy(resolved: Resolved) -> Policy:
+    order, admission = resolved.order, in_force(resolved.flat())["admission"]
+    gives_way = order.priorities == "count" and order.priority_preemption
+    if not gives_way or admission != "estimate":
+        return Policy()
+    return Policy(displacement=order.priority_preemption_threshold)
 
 
 def _waiting(resolved: Resolved) -> WaitingOrder[Request]:
