@@ -166,7 +166,7 @@ def test_a_preset_says_how_much_of_it_is_absent() -> None:
         return absent_axes(resolve(chosen, SMALL, LAPTOP))
 
     assert line("treadle") == ""
-    assert line("vllm").startswith("preset vllm: 2 of 11 axes are not here yet (when computed")
+    assert line("vllm").startswith("preset vllm: 1 of 11 axes are not here yet (capture")
     assert "capture and replay" in line("trtllm")
     assert "prefix index" not in line("trtllm", prefix_cache="hashed"), "it was asked for"
 

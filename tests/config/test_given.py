@@ -82,6 +82,10 @@ def test_every_alias_is_of_a_setting() -> None:
         ),
         (["--abort-on-priority-when-disabled"], {"priorities": "abort"}),
         (
+            ["--disable-priority-preemption", "--priority-scheduling-preemption-threshold=3"],
+            {"priority_preemption": False, "priority_preemption_threshold": 3},
+        ),
+        (
             ["--schedule-policy=lof", "--schedule-low-priority-values-first"],
             {"order": "lof", "low_priority_values_first": True},
         ),
@@ -234,7 +238,7 @@ def test_what_goes_before_what(file: Path, seen: Seen, monkeypatch: pytest.Monke
         ("max_num_seqs = 1", r"'max_num_seqs' belongs under \[schedule\]"),
         ("[cach]\n", r"there is no 'cach'; a file has preset, and the tables \[model\]"),
         ("cache = 1", "cache is a table of settings"),
-        ("[cache]\nblock_size = 3", r"toml: \[cache\] block_size is 3: it must be one of 1, 16"),
+        ("[cache]\nblock_size = 3", r"toml: \[cache\] block_size is 3: it must be one of 1, 2, 4"),
         ("[cache]\nkv_memory_fraction = nan", "is nan: it must be a number, above 0 and at most 1"),
         ("[cache]\nkv_cache_memory_bytes = '2GiB'", "is '2GiB': it must be a whole number"),
         ("[schedule]\nmax_num_seqs = true", "is true: it must be a whole number, at least 1 and"),

@@ -57,7 +57,13 @@ def test_what_is_asked_for_holds() -> None:
     asked = EngineSettings(
         model=ModelSettings(max_model_len=1000),
         cache=CacheSettings(
-            prefix_cache="hashed", block_size=32, kv_dtype="f32", kv_cache_memory_bytes=10**7
+            prefix_cache="hashed",
+            eviction_policy="free-queue",
+            publication="postpone",
+            prefix_wait_tokens=7,
+            block_size=32,
+            kv_dtype="f32",
+            kv_cache_memory_bytes=10**7,
         ),
         schedule=ScheduleSettings(
             max_num_seqs=3,
@@ -71,6 +77,8 @@ def test_what_is_asked_for_holds() -> None:
             priorities="count",
             low_priority_values_first=False,
             missing_priority="worst",
+            priority_preemption=False,
+            priority_preemption_threshold=3,
             in_batch_check_threshold=-1,
             in_batch_share_threshold=5,
             sort_limit=6,
@@ -79,6 +87,8 @@ def test_what_is_asked_for_holds() -> None:
         runtime=RuntimeSettings(
             backend="torch",
             threads=7,
+            context_form="block-list",
+            write_and_attend=True,
             grammar_backend="none",
             processes="proxy+worker",
             num_postprocess_workers=2,
@@ -89,6 +99,8 @@ def test_what_is_asked_for_holds() -> None:
     assert resolved.model.max_model_len == 1000
     cache, schedule = resolved.cache, resolved.schedule
     assert (cache.prefix_cache, cache.block_size, cache.kv_dtype) == ("hashed", 32, "f32")
+    assert (cache.eviction_policy, cache.publication) == ("free-queue", "postpone")
+    assert cache.prefix_wait_tokens == 7
     assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
@@ -237,6 +249,8 @@ def test_what_priorities_do(
         (OrderSettings(order="lpm", priorities="count"), "only in the orders priority and lof"),
         (OrderSettings(order="priority", priorities="ignore"), "they cannot be 'ignore'"),
         (OrderSettings(in_batch_check_threshold=-2), "must be -1, for no check"),
+        (OrderSettings(priority_preemption_threshold=-1), "must be at least 0"),
+        (OrderSettings(priority_preemption=True), "needs admission estimate, not stepwise"),
     ],
 )
 def test_orders_and_priorities_go_together(order: OrderSettings, says: str) -> None:
@@ -251,6 +265,39 @@ def test_orders_by_prefix_need_an_index(order: OrderName) -> None:
     )
     with pytest.raises(StartError, match=f"waiting order {order} needs prefix index radix"):
         resolve(settings, FACTS, MACHINE)
+
+
+def sharing(preset: PresetName = "treadle", **cache: Any) -> tuple[str, str, int]:
+    asked = EngineSettings(preset=preset, cache=CacheSettings(**cache))
+    values = resolve(asked, FACTS, MACHINE).cache
+    return values.eviction_policy, values.publication, values.prefix_wait_tokens
+
+
+def test_how_prefixes_are_shared_and_evicted_follows_from_preset_and_index() -> None:
+    assert sharing() == ("lru", "at-chunk-end", 64)
+    assert sharing(eviction_policy="slru", publication="postpone") == ("slru", "postpone", 16)
+    assert sharing(prefix_cache="hashed") == ("free-queue", "at-chunk-end", 64)
+    assert sharing(prefix_cache="none")[0] == "none"
+    assert sharing("vllm") == ("free-queue", "at-plan", 0)
+    assert sharing("vllm", prefix_cache="radix") == ("lru", "at-chunk-end", 64)
+    assert sharing("sglang") == ("lru", "at-chunk-end", 0)
+    assert sharing("trtllm", prefix_wait_tokens=100)[1:] == ("postpone", 100)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        ({"prefix_cache": "hashed", "eviction_policy": "lfu"}, "eviction lfu needs .* radix, not"),
+        ({"publication": "at-plan"}, "at-plan needs prefix index hashed or none, not radix"),
+        (
+            {"prefix_cache": "hashed", "publication": "at-plan", "prefix_wait_tokens": 5},
+            "prefix_wait_tokens is 5; publication is at-plan, where nobody waits",
+        ),
+    ],
+)
+def test_what_is_shared_must_compose(cache: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        sharing(**cache)
 
 
 @pytest.mark.parametrize(
@@ -301,3 +348,14 @@ def test_partial_reuse_is_on_where_the_index_and_all_groups_can() -> None:
 def test_partial_reuse_that_cannot_be(cache: dict[str, Any], sentence: str) -> None:
     with pytest.raises(StartError, match=sentence):
         partial(**cache)
+
+
+def test_the_native_kernels_read_block_tables() -> None:
+    def form(**runtime: Any) -> str:
+        settings = EngineSettings(runtime=RuntimeSettings(**runtime))
+        return resolve(settings, FACTS, MACHINE).runtime.context_form
+
+    assert form(backend="native") == form(backend="torch") == "block-table"
+    assert form(backend="torch", context_form="block-list") == "block-list"
+    with pytest.raises(StartError, match="context_form is block-list, which needs backend torch"):
+        form(context_form="block-list")

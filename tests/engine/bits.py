@@ -29,6 +29,8 @@ class Schedule:
     """One way to serve a set of requests."""
 
     index: str = "none"
+    eviction: str | None = None
+    publication: str | None = None
     block_size: int = 16
     kv_tokens: int = 4096
     rows: int = 1
@@ -45,9 +47,12 @@ class Schedule:
 def random_schedule(rng: random.Random, longest: int) -> Schedule:
     """Small pools, odd chunks, every index: whatever could move a bit."""
     rows = rng.choice([1, 2, 3, 8])
+    index = rng.choice(["none", "radix", "hashed", "block-tree"])
     return Schedule(
-        index=rng.choice(["none", "radix", "hashed", "block-tree"]),
-        block_size=rng.choice([1, 16, 32]),
+        index=index,
+        eviction=rng.choice(["lru", "lfu", "slru", "priority"]) if index == "radix" else None,
+        publication=rng.choice([None, "postpone", "at-plan" if index == "hashed" else None]),
+        block_size=rng.choice([1, 2, 4, 8, 16, 32, 64]),
         kv_tokens=longest + rng.choice([32, 64, 200, 4000]),
         rows=rows,
         budget=rng.choice([rows, rows + 4, 17, 33, 64, 100, 512]),
@@ -98,13 +103,21 @@ def requests(
 
 
 def start(
-    path: Path, schedule: Schedule, *, isa: Isa | None = None, kv_dtype: str = "f16"
+    path: Path,
+    schedule: Schedule,
+    *,
+    isa: Isa | None = None,
+    kv_dtype: str = "f16",
+    runtime: RuntimeSettings | None = None,
 ) -> Engine:
+    """`runtime` in place of the native backend's."""
     per_token = _kv_bytes_per_token(path, kv_dtype)
     settings = EngineSettings(
         model=ModelSettings(max_model_len=schedule.window),
         cache=CacheSettings(
             prefix_cache=schedule.index,  # type: ignore[arg-type]
+            eviction_policy=schedule.eviction,  # type: ignore[arg-type]
+            publication=schedule.publication,  # type: ignore[arg-type]
             block_size=schedule.block_size,  # type: ignore[arg-type]
             kv_dtype=kv_dtype,  # type: ignore[arg-type]
             kv_cache_memory_bytes=schedule.kv_tokens * per_token,
@@ -114,7 +127,7 @@ def start(
             max_num_batched_tokens=schedule.budget,
             overlap_depth=schedule.depth,  # type: ignore[arg-type]
         ),
-        runtime=RuntimeSettings(backend="native", isa=isa, threads=schedule.threads),
+        runtime=runtime or RuntimeSettings(backend="native", isa=isa, threads=schedule.threads),
     )
     return build_engine(settings, path, lambda _: None)
 

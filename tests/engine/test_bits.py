@@ -180,3 +180,54 @@ def test_the_demo_model(demo_gguf: Path) -> None:
             for key, answer in alone.items():
                 assert answers[key] == answer, (key, warmth, schedule)
         engine.close()
+
+
+@pytest.mark.parametrize("block_size", [2, 4, 8, 64, 128, 256])
+def test_blocks_of_any_size(block_size: int, tiny_folder: Path) -> None:
+    messages = requests(random.Random(block_size), VOCAB_SIZE, 12)
+    schedules = [
+        Schedule(index="radix", block_size=block_size, rows=8, budget=33, kv_tokens=768),
+        Schedule(index="hashed", publication="at-plan", block_size=block_size, rows=3, depth=1),
+    ]
+    path = tiny_llama("q8_0", tiny_folder)
+    alone = answers_alone(path, messages)
+    hits = 0
+    for schedule in schedules:
+        engine = start(path, schedule)
+        for _ in ("cold", "warm"):
+            assert serve(engine, messages, schedule) == alone
+        hits += engine.stats().prefix_hits
+        engine.close()
+    assert (hits > 0) == (block_size < 256), "a prompt has 200 tokens at most"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("isa", available_variants())
+def test_a_block_is_read_in_the_step_that_writes_it(
+    isa: Isa, depth: int, tiny_folder: Path
+) -> None:
+    """Every layer writes the K and V of the whole batch before it reads any: eight equal prompts
+    compute theirs once, in one step, and answer as if each were alone."""
+    path = tiny_llama("q8_0", tiny_folder)
+    prompt = [token % VOCAB_SIZE for token in range(7, 7 + 150)]
+    messages = [
+        Generate(
+            request_id=f"r{at}",
+            prompt=prompt[: 150 - at],
+            params=SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True),
+            seed=at,
+        )
+        for at in range(8)
+    ]
+    alone = answers_alone(path, messages, isa=isa)
+    for threads in (1, 2):
+        schedule = Schedule(
+            index="hashed", publication="at-plan", rows=8, depth=depth, threads=threads
+        )
+        engine = start(path, schedule, isa=isa)
+        assert serve(engine, messages, schedule) == alone
+        stats = engine.stats()
+        # What is behind the last full block, and the last token, each computes for itself.
+        assert stats.prefix_hits >= 7 * 128
+        assert stats.steps == 8
+        engine.close()

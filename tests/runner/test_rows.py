@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.kernels.ops import StepInputs, StepLimits
+from treadle.kernels.ops import KVSpec, StepInputs, StepLimits
 from treadle.runner.rows import RowTables, split
 from treadle.wire.plan import BlockEdit, RowWork
+
+
+def spec(block_size: int) -> KVSpec:
+    return KVSpec(2, 1, 16, block_size, "f32")
 
 
 def work(
@@ -35,7 +39,7 @@ def test_a_mixed_step() -> None:
     """A first chunk of 5 tokens, a decode from the token table, and a last chunk of 2; two KV
     groups with blocks of 4 and of 1."""
     inputs = StepInputs(StepLimits(tokens=32, rows=4, table_blocks=(8, 32)))
-    tables = RowTables(inputs, [4, 1])
+    tables = RowTables(inputs, [spec(4), spec(1)])
     tables.sampled([1], [77])
     works = [
         work(
@@ -63,7 +67,7 @@ def test_a_mixed_step() -> None:
 
 def test_sampled_tokens_stay_with_their_row() -> None:
     inputs = StepInputs(StepLimits(tokens=8, rows=4, table_blocks=(4,)))
-    tables = RowTables(inputs, [4])
+    tables = RowTables(inputs, [spec(4)])
     tables.sampled([3, 0], [11, 22])
     tables.sampled([3], [33])
     works = [work(0, 1, None), work(3, 2, None)]
@@ -74,7 +78,7 @@ def test_sampled_tokens_stay_with_their_row() -> None:
 
 def test_logit_rows_score_then_sample_then_want_a_token_alone() -> None:
     inputs = StepInputs(StepLimits(tokens=32, rows=6, table_blocks=(8,), extra_logits=8))
-    tables = RowTables(inputs, [4])
+    tables = RowTables(inputs, [spec(4)])
     works = [
         work(4, 5, None),
         work(2, 4, [9, 9, 9], sample=False, score_at=5, targets=[9, 8]),

@@ -162,13 +162,13 @@ def test_a_step_without_any_choice() -> None:
 def test_copies_run_in_order_before_the_work() -> None:
     """A block may be copied, and be written over by the next copy."""
     desk = Desk()
-    desk.pool.k[:] = torch.arange(4).repeat_interleave(16)[:, None, None]
+    desk.pool.kv[:] = torch.arange(4)[:, None, None, None, None, None]
     copies = [BlockCopy(0, 1, 3), BlockCopy(0, 2, 1)]
     seen: list[list[float]] = []
     run = desk.program.run
 
     def watched(*sizes: int) -> FloatArray:
-        seen.append(desk.pool.k[1, ::16, 0, 0].tolist())
+        seen.append(desk.pool.kv[:, 1, 1, 0, 0, 0].tolist())
         return run(*sizes)
 
     desk.program.run = watched  # type: ignore[method-assign]

@@ -6,15 +6,19 @@ from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
-from treadle.schedule.draft import Flight
+from treadle.schedule.draft import Draft, Flight
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
+from treadle.schedule.publication.at_chunk_end import MOST_PASSED
+from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
 
 WORTH_WAITING = 20
+AT_PLAN = Sharing("at-plan", 0)
+WAITS = Sharing(wait_tokens=WORTH_WAITING)
 
 
 class Table:
@@ -30,6 +34,7 @@ class Table:
         index: str = "none",
         policy: Policy | None = None,
         order: str = "fcfs",
+        sharing: Sharing = WAITS,
     ) -> None:
         self.fence = Fence()
         self.kv = KVCache([build_prefix_cache(index, blocks, block_size)])
@@ -40,11 +45,18 @@ class Table:
             self.kv,
             self.fence,
             policy or Policy(),
-            worth_waiting=WORTH_WAITING,
+            sharing=sharing,
         )
         self._serial = 0
 
-    def add(self, num_prompt: int, *, first: int | None = None, max_tokens: int = 50) -> Request:
+    def add(
+        self,
+        num_prompt: int,
+        *,
+        first: int | None = None,
+        max_tokens: int = 50,
+        priority: int = 0,
+    ) -> Request:
         self._serial += 1
         start = 1000 * self._serial if first is None else first
         message = Generate(
@@ -53,9 +65,13 @@ class Table:
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
         )
-        request = Request.of(message, max_tokens, 0.0)
+        request = Request.of(message, max_tokens, float(self._serial), priority)
         self.scheduler.add(request)
         return request
+
+    def draft(self) -> Draft[Request]:
+        """A step for tests to compose."""
+        return Draft(100, 0, self.scheduler._strategies.publication)
 
     def step(self) -> list[tuple[str, int, bool]]:
         """(request, tokens, sampled) per work of the next step, which is carried out."""
@@ -200,3 +216,82 @@ def test_a_wait_ends_where_nothing_is_found_in_the_end() -> None:
     assert table.step() == [("r1", 60, True)]
     assert table.step() == [("r1", 1, True), ("r2", 28, True)]
     assert later.cached_tokens == 32
+
+
+def test_a_planned_block_is_found_in_the_same_step() -> None:
+    table = Table(blocks=64, block_size=4, index="hashed", sharing=AT_PLAN)
+    first, second = table.add(18, first=5000), table.add(18, first=5000)
+    assert table.step() == [("r1", 18, True), ("r2", 2, True)]
+    assert second.lease.parts[0].blocks[:4] == first.lease.parts[0].blocks[:4]
+    assert (first.cached_tokens, second.cached_tokens) == (0, 16)
+
+
+def test_a_planned_block_is_lost_with_its_plan() -> None:
+    """Work that is taken out of the step again takes what it would have shown with it."""
+    table = Table(blocks=64, block_size=4, index="hashed", budget=10, sharing=AT_PLAN)
+    request = table.add(18, first=5000)
+    table.step()
+    known = table.kv.match(list(range(5000, 5018)), "").num_tokens
+    assert known == 8
+    draft = table.draft()
+    assert table.scheduler._running.grow(request, 18)
+    draft.add(request, 8)
+    assert table.kv.match(list(range(5000, 5018)), "").num_tokens == 16
+    draft.drop(request)
+    assert table.kv.match(list(range(5000, 5018)), "").num_tokens == known
+    draft = table.draft()
+    draft.add(request, 8)
+    assert table.kv.match(list(range(5000, 5018)), "").num_tokens == 16, "and may come again"
+    table.kv.check([request.lease])
+
+
+def test_what_failed_is_found_by_nobody() -> None:
+    for index, sharing in (("hashed", AT_PLAN), ("hashed", WAITS), ("radix", WAITS)):
+        table = Table(blocks=64, block_size=4, index=index, budget=10, sharing=sharing)
+        request = table.add(18, first=5000)
+        table.step()
+        flight = table.scheduler.plan()
+        assert flight is not None
+        table.fence.launch(flight.plan.step)
+        table.fence.settle(flight.plan.step)
+        table.scheduler.settle(request, flight.plan.work[0], failed=True)
+        table.scheduler.finish(request)
+        assert table.kv.match(list(range(5000, 5018)), "").num_tokens == 8
+        table.kv.check([])
+
+
+def test_who_is_postponed_lets_others_pass() -> None:
+    """The second waits one step for the first's blocks; a stranger behind it starts at once."""
+    table = Table(blocks=100, block_size=4, index="radix", sharing=Sharing("postpone", 4))
+    table.add(18, first=5000)
+    later = table.add(18, first=5000)
+    table.add(9)
+    assert table.step() == [("r1", 18, True), ("r3", 9, True)]
+    assert table.step() == [("r1", 1, True), ("r3", 1, True), ("r2", 2, True)]
+    assert later.cached_tokens == 16
+    assert table.scheduler.counters.postponements == 1
+
+
+def test_only_so_many_are_passed_in_a_step() -> None:
+    table = Table(blocks=1000, block_size=4, index="radix", rows=99, sharing=Sharing("postpone", 4))
+    for _ in range(MOST_PASSED + 10):
+        table.add(18, first=5000)
+    stranger = table.add(9)
+    assert table.step() == [("r1", 18, True)]
+    assert stranger.row is None
+    assert table.scheduler.counters.postponements == MOST_PASSED
+
+
+def test_a_prefix_hint() -> None:
+    """The worked example `prefix_hint`: three branches of 50 tokens from a prefix of 2,000."""
+    for hint, computed in ((False, 6150), (True, 2150)):
+        table = Table(blocks=9000, index="radix", budget=9000, sharing=Sharing(wait_tokens=0))
+        if hint:
+            table.add(2000, first=5000, max_tokens=0)
+            table.step()
+            table.scheduler.finish(table.scheduler.running[0])
+        for branch in range(3):
+            request = table.add(2050, first=5000, max_tokens=1)
+            request.tokens[2000:] = [branch] * 50
+        table.step()
+        assert table.scheduler.counters.computed_tokens == computed

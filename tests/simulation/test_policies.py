@@ -13,6 +13,7 @@ from tests.simulation.world import Group, World
 from treadle.config.axes import AXES
 from treadle.config.composition import check_composition
 from treadle.errors import StartError
+from treadle.schedule.order.build import ORDERS
 from treadle.schedule.policy import (
     Chunking,
     Estimate,
@@ -21,6 +22,7 @@ from treadle.schedule.policy import (
     Stepwise,
     TwoStage,
 )
+from treadle.schedule.publication.build import Sharing
 
 STEPS = 200
 
@@ -70,7 +72,13 @@ def random_policy(rng: random.Random, choice: tuple[str, str, str], depth: int) 
             decay_steps=rng.choice([5, 600]),
             clip_tokens=rng.choice([3, 4096]),
         ),
+        displacement=rng.choice([None, 0, 1]) if admission == "estimate" else None,
     )
+
+
+def random_sharing(rng: random.Random, index: str) -> Sharing:
+    names = ["at-chunk-end", "postpone"] + ["at-plan"] * 2 * (index in ("none", "hashed"))
+    return Sharing(rng.choice(names), rng.choice([0, 3, 8]))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -85,7 +93,9 @@ def test_random_life(choice: tuple[str, str, str], index: str, depth: int) -> No
             depth=depth,
             rows=rng.randint(2, 5),
             budget=rng.randint(5, 20),
+            order=rng.choice(sorted(ORDERS)),
             policy=random_policy(rng, choice, depth),
+            sharing=random_sharing(rng, index),
         )
         live(world, rng, STEPS)
         counters = world.scheduler.counters

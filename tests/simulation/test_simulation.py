@@ -8,8 +8,10 @@ import random
 import pytest
 
 from tests.simulation.life import live
-from tests.simulation.world import Group, World
+from tests.simulation.world import WAITS, Group, World
+from treadle.cache.eviction import EVICTIONS
 from treadle.schedule.order.build import ORDERS
+from treadle.schedule.publication.build import Sharing
 from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
 
@@ -43,7 +45,30 @@ def test_random_life_in_any_order(order: str, depth: int, groups: list[Group]) -
     run_life("radix", depth, groups, order)
 
 
-def run_life(index: str, depth: int, groups: list[Group], order: str) -> None:
+WHOLE, SMALL, WINDOWED = CASES[0][2], CASES[1][2], CASES[5][2]
+
+SHARED = [
+    *((index, "postpone") for index in ("radix", "hashed", "block-tree")),
+    ("hashed", "at-plan"),
+    *((f"radix by {policy}", "at-chunk-end") for policy in sorted(EVICTIONS.keys() - {"lru"})),
+]
+
+
+@pytest.mark.parametrize(("index", "publication"), SHARED)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("groups", [WHOLE, SMALL, WINDOWED], ids=["whole", "small", "windows"])
+def test_random_life_however_prefixes_are_shared(
+    index: str, publication: str, depth: int, groups: list[Group]
+) -> None:
+    sharing = Sharing(publication, groups[0].block_size)
+    world = run_life(index, depth, groups, "fcfs", sharing=sharing)
+    assert world.engine.stats().evicted_tokens > 0
+    assert publication != "at-plan" or world.engine.stats().postponements == 0
+
+
+def run_life(
+    index: str, depth: int, groups: list[Group], order: str, *, sharing: Sharing = WAITS
+) -> World:
     rng = random.Random(f"{index}{depth}{groups}")
     world = World(
         index,
@@ -52,6 +77,7 @@ def run_life(index: str, depth: int, groups: list[Group], order: str) -> None:
         rows=rng.randint(2, 5),
         budget=rng.randint(3, 20),
         order=order,
+        sharing=sharing,
     )
     live(world, rng, STEPS)
     finishes = set(world.ends.values())
@@ -60,6 +86,7 @@ def run_life(index: str, depth: int, groups: list[Group], order: str) -> None:
     assert world.scheduler.counters.preemptions > 0 or all(group.window for group in groups)
     assert (world.scheduler.counters.prefix_hits > 0) == (index != "none")
     assert (world.num_copies > 0) == (index == "block-tree" and _part_blocks(groups))
+    return world
 
 
 def _part_blocks(groups: list[Group]) -> bool:

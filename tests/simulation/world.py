@@ -28,6 +28,7 @@ from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
+from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits
 from treadle.wire.constraint import Constraint
 from treadle.wire.messages import (
@@ -44,6 +45,8 @@ from treadle.wire.sampling_params import SamplingParams
 VOCAB = 50
 
 COUNTING = Priorities("count")
+
+WAITS = Sharing(wait_tokens=3)
 
 ORDERING = OrderParams(check=InBatchCheck(2, 3), sort_limit=5)
 """Thresholds that prompts of a few tokens meet."""
@@ -143,9 +146,15 @@ class Group:
     def build(self, index: str, budget: int) -> PrefixCache:
         window = None if self.window is None else Window(self.window, budget)
         kind, _, without = index.partition(" without ")
+        kind, _, eviction = kind.partition(" by ")
         partial = PartialReuse(copies=without != "copies") if kind == "block-tree" else None
         return build_prefix_cache(
-            kind, self.num_blocks, self.block_size, window, partial_reuse=partial
+            kind,
+            self.num_blocks,
+            self.block_size,
+            window,
+            eviction=eviction or "lru",
+            partial_reuse=partial,
         )
 
 
@@ -276,7 +285,7 @@ class World:
         rows: int = 4,
         budget: int = 16,
         scores: int = 3,
-        worth_waiting: int = 3,
+        sharing: Sharing = WAITS,
         order: str = "fcfs",
         priorities: Priorities = COUNTING,
         limits: ServerLimits = UNLIMITED,
@@ -291,7 +300,7 @@ class World:
             self.kv,
             self.fence,
             policy or Policy(overlap_depth=depth),
-            worth_waiting=worth_waiting,
+            sharing=sharing,
         )
         self.window = 80
         served = Served(

@@ -11,6 +11,7 @@ With a sliding window, a prefix is found by its last blocks alone: those that it
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -146,17 +147,33 @@ class HashedPrefixCache:
         *,
         decode: bool,  # noqa: ARG002
     ) -> Published:
+        self.show(lease, tokens, num_computed)
+        if self._window is None:
+            return UNCHANGED
+        return Published(0, [], self._window.slide(lease, num_computed, self.block_size))
+
+    def show(self, lease: Lease, tokens: Sequence[int], end: int) -> None:
+        """Full blocks of tokens[:end] are found from now on."""
         size = self.block_size
-        while lease.num_published + size <= num_computed:
+        while lease.num_published + size <= end:
             start = lease.num_published
             digest = _digest(lease.anchor, tokens[start : start + size])
             block = lease.blocks[start // size]
             self._enter(block, digest)
             lease.anchor = digest
             lease.num_published = start + size
-        if self._window is None:
-            return UNCHANGED
-        return Published(0, [], self._window.slide(lease, num_computed, size))
+
+    def hide(self, lease: Lease, tokens: Sequence[int], end: int) -> None:
+        """The lease's blocks that reach beyond `end` are not found any more."""
+        kept = end // self.block_size
+        for block in lease.blocks[kept : lease.num_published // self.block_size]:
+            self._forget(block)
+        if kept * self.block_size < lease.num_published:
+            lease.num_published = kept * self.block_size
+            chain = self._chain(tokens, lease.salt)
+            lease.anchor = (
+                next(itertools.islice(chain, kept - 1, None)) if kept else _root(lease.salt)
+            )
 
     def release(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
         self.free(self.publish(lease, tokens, num_computed, decode=False).surplus)

@@ -45,12 +45,22 @@ class KVCache:
 
     def __init__(self, groups: Sequence[PrefixCache]) -> None:
         self.groups = list(groups)
+        self._showing = [
+            (index, group)
+            for index, group in enumerate(groups)
+            if isinstance(group, HashedPrefixCache)
+        ]
         self._copies: list[BlockCopy] = []
 
     @property
     def finds_prefixes(self) -> bool:
         """Whether what one request computes can ever be found by another."""
         return not any(isinstance(group, NoPrefixCache) for group in self.groups)
+
+    @property
+    def num_evicted_tokens(self) -> int:
+        """Cached tokens that had to make room for others, in the group that lost most."""
+        return max(group.num_evicted * group.block_size for group in self.groups)
 
     @property
     def version(self) -> int:
@@ -130,10 +140,13 @@ class KVCache:
         price = self.price(match, num_tokens)
         return all(n <= group.num_available for n, group in zip(price, self.groups, strict=True))
 
-    def lease(self, match: KVMatch, salt: str) -> tuple[KVLease, list[BlockEdit]]:
-        """Hold a match; the edits write it into a fresh row."""
+    def lease(self, match: KVMatch, salt: str, worth: int = 0) -> tuple[KVLease, list[BlockEdit]]:
+        """Hold a match; the edits write it into a fresh row. `worth` is how much what the request
+        computes is worth keeping."""
         pairs = zip(self.groups, match.parts, strict=True)
         lease = KVLease([group.lease(part, salt) for group, part in pairs])
+        for leased in lease.parts:
+            leased.priority = worth
         self._copies += [
             BlockCopy(group, *part.copy)
             for group, part in enumerate(lease.parts)
@@ -186,6 +199,17 @@ class KVCache:
             if published.surplus:
                 result.surplus.append((index, published.surplus))
         return result
+
+    def show(self, lease: KVLease, tokens: Sequence[int], end: int) -> None:
+        """Full blocks of tokens[:end] are found from now on, though a step has yet to compute
+        them: where the index can name them without moving the request to others' blocks."""
+        for index, group in self._showing:
+            group.show(lease.parts[index], tokens, end)
+
+    def hide(self, lease: KVLease, tokens: Sequence[int], end: int) -> None:
+        """Blocks that reach beyond `end` are not found any more."""
+        for index, group in self._showing:
+            group.hide(lease.parts[index], tokens, end)
 
     def free(self, surplus: Sequence[tuple[int, list[int]]]) -> None:
         for index, blocks in surplus:

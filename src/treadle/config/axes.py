@@ -19,6 +19,9 @@ class Axis(NamedTuple):
     """The setting that chooses, where there is more than one to choose from."""
 
 
+_LEAVES = ("lru", "lfu", "slru", "priority", "fifo", "filo", "mru")
+"""Which leaf of a radix tree goes first."""
+
 AXES: dict[str, Axis] = {
     axis.name: axis
     for axis in (
@@ -58,13 +61,15 @@ AXES: dict[str, Axis] = {
             "publication",
             "when computed KV is found",
             ("at-plan", "at-chunk-end", "postpone"),
-            ("at-chunk-end",),
+            ("at-chunk-end", "at-plan", "postpone"),
+            "publication",
         ),
         Axis(
             "eviction",
             "eviction",
-            ("lru-leaves", "free-queue", "lfu", "slru", "priority-lru"),
-            ("lru-leaves", "free-queue", "priority-lru"),
+            (*_LEAVES, "free-queue", "priority-lru", "none"),
+            (*_LEAVES, "free-queue", "priority-lru", "none"),
+            "eviction_policy",
         ),
         Axis(
             "kv_memory",
@@ -92,12 +97,8 @@ AXES: dict[str, Axis] = {
 
 
 def in_force(values: Mapping[str, Any]) -> dict[str, str]:
-    """What runs on every axis, given the settings in force; eviction follows from the index, whose
-    structure it is."""
-    choices = {
+    """What runs on every axis, given the settings in force."""
+    return {
         axis.name: str(values[axis.setting]) if axis.setting else axis.here[0]
         for axis in AXES.values()
     }
-    own = {"hashed": "free-queue", "block-tree": "priority-lru"}
-    choices["eviction"] = own.get(choices["prefix_index"], "lru-leaves")
-    return choices

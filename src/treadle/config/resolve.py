@@ -11,14 +11,16 @@ from typing import Any, Literal
 import msgspec
 
 from treadle.config.axes import in_force
-from treadle.config.composition import check_composition, check_settings
+from treadle.config.composition import check_composition, check_displacement, check_settings
 from treadle.config.device import Device
 from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.rules import RULES
 from treadle.config.settings import (
     BackendName,
+    ContextForm,
     EngineSettings,
+    EvictionPolicy,
     GrammarBackendName,
     KVMemoryRule,
     KVType,
@@ -27,6 +29,7 @@ from treadle.config.settings import (
     PrefixCacheKind,
     PresetName,
     PriorityRule,
+    PublicationName,
     Source,
 )
 from treadle.config.view import Choice, View, this_device, watch
@@ -47,9 +50,12 @@ class ModelValues(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixCacheKind
+    eviction_policy: EvictionPolicy
     partial_reuse: bool
     copy_on_partial_reuse: bool
     block_size: int
+    publication: PublicationName
+    prefix_wait_tokens: int
     kv_dtype: KVType
     kv_memory_rule: KVMemoryRule
     kv_memory_fraction: float
@@ -72,6 +78,8 @@ class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
     priorities: PriorityRule
     low_priority_values_first: bool
     missing_priority: Literal["zero", "worst"]
+    priority_preemption: bool
+    priority_preemption_threshold: int
     in_batch_check_threshold: int
     in_batch_share_threshold: int
     sort_limit: int
@@ -86,6 +94,8 @@ class RuntimeValues(msgspec.Struct, frozen=True, kw_only=True):
     processes: str
     """A Layout, or in-process."""
     num_postprocess_workers: int
+    context_form: ContextForm
+    write_and_attend: bool
     grammar_backend: GrammarBackendName
 
 
@@ -132,6 +142,8 @@ def resolve_view(
         values.setdefault(rule.section, {})[rule.name] = choice.value
         reasons[rule.name] = Reason(choice.source, choice.sentence, tuple(seen))
     settled = view.settled
-    check_composition(in_force(vars(settled)))
+    choices = in_force(vars(settled))
+    check_composition(choices)
+    check_displacement(user, choices["admission"])
     resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
     return resolved, view

@@ -11,9 +11,26 @@ import msgspec
 from msgspec import Meta
 
 PrefixCacheKind = Literal["none", "radix", "hashed", "block-tree"]
+EvictionPolicy = Literal[
+    "lru",
+    "lfu",
+    "slru",
+    "priority",
+    "fifo",
+    "filo",
+    "mru",
+    "free-queue",
+    "priority-lru",
+    "none",
+]
+"""The first seven are a radix tree's; each other index has one of its own."""
+
+PublicationName = Literal["at-plan", "at-chunk-end", "postpone"]
+BlockSize = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256]
 KVType = Literal["f32", "f16", "bf16"]
 BackendName = Literal["native", "torch"]
 GrammarBackendName = Literal["llguidance", "xgrammar", "outlines", "lm-format-enforcer", "none"]
+ContextForm = Literal["block-table", "request-to-token", "block-list", "block-offsets"]
 Isa = Literal["portable", "avx2", "avx512", "avx512bf16"]
 PresetName = Literal["treadle", "vllm", "sglang", "trtllm"]
 Usage = Literal["server", "offline"]
@@ -46,6 +63,7 @@ Source = Literal[
 
 # A bound binds the number only; on `int | None` msgspec refuses it.
 AtLeastOne = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
 TextWorkers = Annotated[int, Meta(ge=0, le=64)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
 ThreadCount = Annotated[int, Meta(ge=1, le=1024)]
@@ -86,6 +104,24 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: Annotated[
         PrefixCacheKind | None, Meta(description="Index that finds computed prefixes again.")
     ] = None
+    eviction_policy: Annotated[
+        EvictionPolicy | None,
+        Meta(description="Which cached prefix makes room first; lru to mru are the radix tree's."),
+    ] = None
+    publication: Annotated[
+        PublicationName | None,
+        Meta(
+            description="When others find what a request computes: once a step is planned (vLLM),"
+            " once it has ended (SGLang), or so too, and who would find more waits (TensorRT-LLM)."
+        ),
+    ] = None
+    prefix_wait_tokens: Annotated[
+        NotNegative | None,
+        Meta(
+            description="A request waits for another to compute what both begin with, if it is so"
+            " many tokens; 0: never."
+        ),
+    ] = None
     partial_reuse: Annotated[
         bool | None,
         Meta(description="Share the part of a block that two prompts have in common (block-tree)."),
@@ -94,9 +130,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool | None,
         Meta(description="Copy such a block where it cannot be taken over, being used by others."),
     ] = None
-    block_size: Annotated[Literal[1, 16, 32] | None, Meta(description="Tokens per KV block.")] = (
-        None
-    )
+    block_size: Annotated[BlockSize | None, Meta(description="Tokens per KV block.")] = None
     kv_dtype: Annotated[KVType | None, Meta(description="Type that K and V are stored in.")] = None
     kv_cache_memory_bytes: Annotated[
         AtLeastOne | None, Meta(description="Memory for K and V, in bytes.")
@@ -157,6 +191,17 @@ class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["zero", "worst"] | None,
         Meta(description="The priority of a request that has none: 0 (vLLM), or the worst."),
     ] = None
+    priority_preemption: Annotated[
+        bool | None,
+        Meta(
+            description="Whether running requests give way to a more important one, where"
+            " priorities count and admission is an estimate."
+        ),
+    ] = None
+    priority_preemption_threshold: Annotated[
+        int | None,
+        Meta(description="By more than this it must be more important."),
+    ] = None
     in_batch_check_threshold: Annotated[
         int | None,
         Meta(
@@ -190,6 +235,17 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_postprocess_workers: Annotated[
         TextWorkers | None,
         Meta(description="Processes that make texts beside proxy and worker; 0: the proxy does."),
+    ] = None
+    context_form: Annotated[
+        ContextForm | None,
+        Meta(
+            description="How attention is told where K and V lie; others than block-table need the"
+            " torch backend."
+        ),
+    ] = None
+    write_and_attend: Annotated[
+        bool | None,
+        Meta(description="Ask for storing K and V and for attention by one op, not by two."),
     ] = None
     grammar_backend: Annotated[
         Literal["auto", GrammarBackendName] | None,

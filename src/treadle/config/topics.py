@@ -132,7 +132,7 @@ _PREFIXES = (
           Fixed("the last block"), Fixed("the last token"), Fixed("the last token"), _STRUCTURE),
     Topic("eviction_policy", "eviction", "eviction"),
     Topic("eviction_policies_available", "evictions to choose", "", _choices("eviction"),
-          Fixed(("free-queue",)), Fixed(("lru-leaves", "lfu", "slru", "priority")),
+          Fixed(("free-queue",)), Fixed(("lru", "lfu", "slru", "priority")),
           Fixed(("priority-lru",)), _STRUCTURE),
 )
 

@@ -19,7 +19,9 @@ from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.settings import (
     BackendName,
+    ContextForm,
     EngineSettings,
+    EvictionPolicy,
     GrammarBackendName,
     KVMemoryRule,
     KVType,
@@ -27,6 +29,7 @@ from treadle.config.settings import (
     OrderName,
     PrefixCacheKind,
     PriorityRule,
+    PublicationName,
     Source,
 )
 
@@ -44,6 +47,9 @@ class Settled:
 
     max_model_len: int
     prefix_cache: PrefixCacheKind
+    eviction_policy: EvictionPolicy
+    publication: PublicationName
+    prefix_wait_tokens: int
     partial_reuse: bool
     copy_on_partial_reuse: bool
     block_size: int
@@ -61,6 +67,8 @@ class Settled:
     priorities: PriorityRule
     low_priority_values_first: bool
     missing_priority: str
+    priority_preemption: bool
+    priority_preemption_threshold: int
     in_batch_check_threshold: int
     in_batch_share_threshold: int
     sort_limit: int
@@ -70,6 +78,8 @@ class Settled:
     threads: int
     processes: str
     num_postprocess_workers: int
+    context_form: ContextForm
+    write_and_attend: bool
     grammar_backend: GrammarBackendName
 
 

@@ -19,6 +19,7 @@ from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.axes import in_force
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
@@ -44,6 +45,8 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
+from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Lengths, Progress
 
@@ -222,6 +225,8 @@ def _bounds(resolved: Resolved, card: ModelCard) -> tuple[tuple[KVSpec, ...], St
         rows=schedule.max_num_seqs,
         table_blocks=tuple(row_blocks for _ in specs),
         extra_logits=min(MAX_SCORES, schedule.max_num_batched_tokens),
+        context_form=resolved.runtime.context_form,
+        row_tokens=row_blocks * cache.block_size,
     )
     return specs, limits
 
@@ -233,14 +238,26 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     pools = [
         backend.kv_pool(spec, count) for spec, count in zip(specs, cache.num_blocks, strict=True)
     ]
-    program = model.record(backend.recorder(inputs, pools))
+    program = model.record(
+        backend.recorder(inputs, pools), write_and_attend=resolved.runtime.write_and_attend
+    )
     sampler = Sampler(backend.sampling, schedule.max_num_seqs, card.vocab_size, card.eos_ids)
     runner = Runner(backend, program, inputs, pools, sampler)
     kv = _kv_cache(resolved, card)
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
-    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence)
+    sharing = Sharing(resolved.cache.publication, resolved.cache.prefix_wait_tokens)
+    waiting, policy = _waiting(resolved), _policy(resolved)
+    scheduler = build_scheduler(bounds, waiting, kv, fence, policy, sharing=sharing)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
+
+
+def _policy(resolved: Resolved) -> Policy:
+    order, admission = resolved.order, in_force(resolved.flat())["admission"]
+    gives_way = order.priorities == "count" and order.priority_preemption
+    if not gives_way or admission != "estimate":
+        return Policy()
+    return Policy(displacement=order.priority_preemption_threshold)
 
 
 def _waiting(resolved: Resolved) -> WaitingOrder[Request]:
@@ -262,7 +279,12 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
     return KVCache(
         [
             build_prefix_cache(
-                cache.prefix_cache, count, cache.block_size, window, partial_reuse=partial
+                cache.prefix_cache,
+                count,
+                cache.block_size,
+                window,
+                eviction=cache.eviction_policy,
+                partial_reuse=partial,
             )
             for count, window in zip(cache.num_blocks, windows, strict=True)
         ]

@@ -158,6 +158,8 @@ class Engine:
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
+            postponements=counters.postponements,
+            evicted_tokens=self._kv.num_evicted_tokens,
             steps=self._fence.next_step - 1,
             step_tokens=counters.computed_tokens,
             paused=self._gate.is_shut,
@@ -246,11 +248,12 @@ class Engine:
         sampled = zip(result.tokens, result.logprobs, strict=True)
         scores = iter(result.scores)
         for request, work in zip(flight.requests, flight.plan.work, strict=True):
-            self._scheduler.settle(request, work)
+            token, logprob = next(sampled) if work.sample else (None, None)
+            self._scheduler.settle(request, work, failed=token == NO_TOKEN)
             if work.targets:
                 self._take_scores(request, next(scores))
-            if work.sample:
-                self._take_token(request, work, *next(sampled))
+            if token is not None:
+                self._take_token(request, work, token, logprob)
             elif request.max_tokens == 0 and work.start + work.num_tokens == request.num_prompt:
                 self._end_prompt(request)
 

@@ -29,6 +29,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from treadle.kernels.contexts import ContextForm, Contexts, allocate_contexts
+
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 NO_TOKEN = -1
@@ -142,6 +144,10 @@ class StepLimits:
     """Per KV group: blocks in one row of the block table."""
     extra_logits: int = 0
     """Rows of logits beyond one for each row."""
+    context_form: ContextForm = "block-table"
+    """How attention is told where a row's context lies."""
+    row_tokens: int = 0
+    """Slots in one row of the table of a form that has one for each token."""
 
     @property
     def logits(self) -> int:
@@ -155,6 +161,10 @@ class StepInputs:
     def __init__(self, limits: StepLimits) -> None:
         groups = len(limits.table_blocks)
         self.limits = limits
+        self.contexts: list[Contexts | None] = [
+            allocate_contexts(limits.context_form, limits.rows, blocks, limits.row_tokens)
+            for blocks in limits.table_blocks
+        ]  # per group, where attention is told by another form than the block tables below
         self.token_ids: IntArray = np.zeros(limits.tokens, np.int32)  # [T]
         self.positions: IntArray = np.zeros(limits.tokens, np.int32)  # [T]
         self.slots: list[IntArray] = [
@@ -170,7 +180,8 @@ class StepInputs:
     @property
     def memory_bytes(self) -> int:
         own = (self.token_ids, self.positions, self.row_starts, self.table_rows, self.logit_tokens)
-        return sum(array.nbytes for array in (*own, *self.slots, *self.tables))
+        arrays = sum(array.nbytes for array in (*own, *self.slots, *self.tables))
+        return arrays + sum(each.memory_bytes for each in self.contexts if each is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,6 +342,21 @@ class Recorder(Protocol):
 
         The positions of a row's tokens in one step are consecutive.
         """
+        ...
+
+    def write_and_attend(  # noqa: PLR0913
+        self,
+        qkv: Buffer,
+        heads: int,
+        rope: RopeTable | None,
+        kv: KVLayer,
+        out: Buffer,
+        *,
+        masking: Masking,
+        norm: QKNorm | None = None,
+    ) -> None:
+        """`rope_store` and `attention` as one op, to the bit: all tokens of the step are stored
+        before one of them is attended to."""
         ...
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:

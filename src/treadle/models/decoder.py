@@ -14,10 +14,15 @@ from treadle.models.tensors import Weights
 
 
 def record(
-    card: ModelCard, weights: Weights, recorder: Recorder, ropes: Sequence[RopeTable]
+    card: ModelCard,
+    weights: Weights,
+    recorder: Recorder,
+    ropes: Sequence[RopeTable],
+    *,
+    write_and_attend: bool = False,
 ) -> Buffer:
-    """Take the forward pass down for the positions that the card's ropes reach; returns the
-    logits."""
+    """Take the forward pass down for the positions that the card's ropes reach; returns the logits.
+    `write_and_attend` says that this is one op of a backend's."""
     layers = _Layers(card, weights, recorder, ropes)
     x = layers.x
     recorder.label("embed")
@@ -26,7 +31,7 @@ def record(
         recorder.label("positions")
         recorder.embed_positions(weights.matrices["positions"], x)
     for index, layer in enumerate(card.layer_cards):
-        layers.attention(index, layer)
+        layers.attention(index, layer, in_one_op=write_and_attend)
         layers.feed_forward(index, layer)
 
     head = weights.matrices["embed" if card.tied_head else "head"]
@@ -56,17 +61,24 @@ class _Layers:
         self._ropes = ropes
         self._scratch = _Scratch(recorder)
 
-    def attention(self, index: int, layer: LayerCard) -> None:
+    def attention(self, index: int, layer: LayerCard, *, in_one_op: bool) -> None:
         card, recorder = self._card, self._recorder
         qkv = self._scratch.floats("qkv", (card.heads + 2 * card.kv_heads) * card.head_dim)
         normed = self._before(f"{index}.attn_norm", self._matrices[f"{index}.qkv"])
         self._product(f"{index}.qkv", normed, qkv)
-        recorder.label(f"{index}.rope")
         rope = None if layer.rope is None else self._ropes[layer.rope]
-        recorder.rope_store(qkv, card.heads, rope, layer.kv, norm=self._qk_norm(index))
+        norm, masking = self._qk_norm(index), layer.masking
         attended = self._scratch.operand(self._matrices[f"{index}.attn_out"])
-        recorder.label(f"{index}.attention")
-        recorder.attention(qkv, card.heads, layer.kv, attended, masking=layer.masking)
+        if in_one_op:
+            recorder.label(f"{index}.attention")
+            recorder.write_and_attend(
+                qkv, card.heads, rope, layer.kv, attended, masking=masking, norm=norm
+            )
+        else:
+            recorder.label(f"{index}.rope")
+            recorder.rope_store(qkv, card.heads, rope, layer.kv, norm=norm)
+            recorder.label(f"{index}.attention")
+            recorder.attention(qkv, card.heads, layer.kv, attended, masking=masking)
         self._add(f"{index}.attn_out", attended, f"{index}.post_attn_norm")
 
     def feed_forward(self, index: int, layer: LayerCard) -> None:

@@ -48,9 +48,11 @@ class Model:
         self._ropes = [rope_table(rope, positions) for rope in card.ropes]
         self._weights = weights
 
-    def record(self, recorder: Recorder) -> Program:
+    def record(self, recorder: Recorder, *, write_and_attend: bool = False) -> Program:
         """Take the forward pass down with a recorder of the backend that packed the weights."""
-        logits = record(self.card, self._weights, recorder, self._ropes)
+        logits = record(
+            self.card, self._weights, recorder, self._ropes, write_and_attend=write_and_attend
+        )
         return recorder.finish(logits)
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treadle.kernels.ops import StepInputs
+from treadle.kernels.ops import KVSpec, StepInputs
+from treadle.runner.forms.form import build_fillers
 from treadle.wire.plan import RowWork
 
 
@@ -47,15 +48,18 @@ class RowTables:
     """Block tables per KV group (they are the step inputs' own) and the token table: the newest
     sampled token of each row."""
 
-    def __init__(self, inputs: StepInputs, block_sizes: Sequence[int]) -> None:
+    def __init__(self, inputs: StepInputs, specs: Sequence[KVSpec]) -> None:
         self._inputs = inputs
-        self._block_sizes = block_sizes
+        self._block_sizes = [spec.block_size for spec in specs]
+        self._fillers = build_fillers(inputs, specs)
         self._tokens = np.zeros(inputs.limits.rows, np.int32)
 
     def edit(self, work: RowWork) -> None:
         for edit in work.edits:
             end = edit.index + len(edit.blocks)
             self._inputs.tables[edit.group][work.row, edit.index : end] = edit.blocks
+            if filler := self._fillers.get(edit.group):
+                filler.edit(work.row, edit)
 
     def sampled(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         # A step in flight may compute one token more for a row that had NO_TOKEN; any will do.
@@ -72,6 +76,8 @@ class RowTables:
         inputs.row_starts[: num_rows + 1] = starts
         inputs.table_rows[:num_rows] = [work.row for work in works]
         self._fill_tokens(works, starts)
+        for filler in self._fillers.values():
+            filler.fill(works)
         if num_tokens == num_rows:
             self._fill_single_places(works)
         else:

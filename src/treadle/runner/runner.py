@@ -29,7 +29,7 @@ class Runner:
     ) -> None:
         self._backend = backend
         self._program = program
-        self._tables = RowTables(inputs, [pool.spec.block_size for pool in pools])
+        self._tables = RowTables(inputs, [pool.spec for pool in pools])
         self._pools = pools
         self._sampler = sampler
         self._rows = LogitRows([], [], [])

@@ -13,12 +13,14 @@ from treadle.schedule.admission.stepwise import Stepwise
 from treadle.schedule.composition.prefill_first import PrefillBeforeDecode
 from treadle.schedule.composition.two_stage import CapacityThenBatch
 from treadle.schedule.composition.unified import Unified
+from treadle.schedule.displacement import Displacement
 from treadle.schedule.entrance import Entrance
 from treadle.schedule.growth import Growth
+from treadle.schedule.making_way import MakingWay
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
 from treadle.schedule.ports import KV, Fence, Schedulable
-from treadle.schedule.publication.at_chunk_end import AtChunkEnd
+from treadle.schedule.publication.build import Sharing, build_publication
 from treadle.schedule.running import Running
 from treadle.schedule.scheduler import Limits, Scheduler, Strategies
 from treadle.schedule.shortage.never import Never
@@ -29,9 +31,6 @@ from treadle.schedule.strategies import Admission, Composition, Shortage
 
 R = TypeVar("R", bound=Schedulable)
 
-WORTH_WAITING = 64
-"""Computing fewer tokens twice costs less than the part of a step that stays empty meanwhile."""
-
 
 def build_scheduler(
     limits: Limits,
@@ -40,12 +39,12 @@ def build_scheduler(
     fence: Fence,
     policy: Policy = Policy(),  # noqa: B008 - frozen
     *,
-    worth_waiting: int = WORTH_WAITING,
+    sharing: Sharing = Sharing(),  # noqa: B008 - frozen
 ) -> Scheduler[R]:
     running: Running[R] = Running(limits.max_num_seqs, kv, fence)
     ratio = NewTokenRatio(policy.estimate)
     admission = _admission(policy, running, ratio)
-    publication: AtChunkEnd[R] = AtChunkEnd(running, fence, worth_waiting)
+    publication = build_publication(sharing, running, fence)
     growth = Growth(running, waiting, _shortage(policy, running, ratio))
     entrance = Entrance(waiting, running, admission, publication)
     composition = _composition(policy, running, growth, entrance, admission)
@@ -92,9 +91,21 @@ def _composition(
         case "unified":
             return Unified(running, growth, entrance, policy.chunking)
         case "prefill-first":
-            return PrefillBeforeDecode(
-                running, growth, entrance, admission, policy.prefill_first, policy.chunking
-            )
+            making_way = _making_way(policy, running, growth, entrance, admission)
+            return PrefillBeforeDecode(running, growth, entrance, admission, policy, making_way)
         case "two-stage":
             return CapacityThenBatch(running, growth, entrance, policy.two_stage, policy.chunking)
     raise AssertionError(f"no composition is called {policy.composition}")
+
+
+def _making_way(
+    policy: Policy,
+    running: Running[R],
+    growth: Growth[R],
+    entrance: Entrance[R],
+    admission: Admission[R],
+) -> MakingWay[R] | None:
+    if policy.displacement is None:
+        return None
+    assert isinstance(admission, Estimate), "what is freed is an estimate"
+    return MakingWay(running, growth, entrance, admission, Displacement(policy.displacement))

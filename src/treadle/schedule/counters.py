@@ -13,6 +13,8 @@ class Counters:
     """Requests that gave way, in whatever manner."""
     retractions: int = 0
     """Of them, those that left nothing in the cache and queued up anew."""
+    postponements: int = 0
+    """Times a waiting request was passed over for what another was about to compute."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     computed_tokens: int = 0

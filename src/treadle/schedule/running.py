@@ -46,7 +46,7 @@ class Running(Generic[R]):
     def start(self, request: R, match: KVMatch, draft: Draft[R]) -> None:
         """A waiting request takes a row and holds what the cache has of it."""
         self.requests.append(request)
-        request.lease, edits = self.kv.lease(match, request.cache_salt)
+        request.lease, edits = self.kv.lease(match, request.cache_salt, -request.priority)
         request.num_computed = request.num_settled = match.num_tokens
         if request.cached_tokens is None:
             request.cached_tokens = match.num_tokens

@@ -108,9 +108,14 @@ class Scheduler(Generic[R]):
         given_up, self._running.given_up = self._running.given_up, []
         return given_up
 
-    def settle(self, request: R, work: RowWork) -> None:
-        """The work's tokens have KV now: others may find their blocks."""
+    def settle(self, request: R, work: RowWork, *, failed: bool = False) -> None:
+        """The work's tokens have KV now: others may find their blocks, unless the row failed, as
+        its KV may be what was wrong."""
         if request.row != work.row or request.finished:
+            return
+        if failed:
+            request.num_computed = work.start
+            self._strategies.publication.failed(request, work.start)
             return
         end = work.start + work.num_tokens
         self._strategies.publication.settled(request, end, decode=work.tokens is None)

@@ -85,8 +85,10 @@ class Shortage(Protocol[R]):
 class Publication(Protocol[R_contra]):
     """When others find what a request computes."""
 
-    keeps_order: bool
-    """Whether those behind a postponed request wait with it."""
+    @property
+    def keeps_order(self) -> bool:
+        """Whether those behind a postponed request wait with it."""
+        ...
 
     def postpones(self, request: R_contra, num_matched: int) -> bool:
         """Whether a waiting request should wait for what another is about to show; it finds
@@ -103,4 +105,8 @@ class Publication(Protocol[R_contra]):
 
     def settled(self, request: R_contra, end: int, *, decode: bool) -> None:
         """Tokens up to `end` have KV; `decode` says that the last was sampled in this row."""
+        ...
+
+    def failed(self, request: R_contra, start: int) -> None:
+        """Nothing came of the step for this row: what it wrote from `start` on is for nobody."""
         ...

@@ -96,6 +96,7 @@ class SglangMetrics:
             stats.prefix_hits,
             cache_source="device",
         )
+        yield count("evicted_tokens", "Cached tokens that made room.", stats.evicted_tokens)
         computed = stats.prefix_queries - stats.prefix_hits
         by_mode = (computed, stats.prefix_hits, stats.generation_tokens)
         for mode, value in zip(MODES, by_mode, strict=True):

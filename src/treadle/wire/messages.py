@@ -193,6 +193,10 @@ class Stats(msgspec.Struct, tag=True, kw_only=True):
     """Prompt tokens found there."""
     preemptions: int
     steps: int
+    postponements: int = 0
+    """Times a waiting request was passed over for what another was about to compute."""
+    evicted_tokens: int = 0
+    """Cached tokens that had to make room for others."""
     step_tokens: int = 0
     """Tokens computed in all steps: prompts without their cached part, and answers."""
     paused: bool = False

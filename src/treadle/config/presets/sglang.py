@@ -16,7 +16,6 @@ _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
 _TOGETHER = absent("prefill and decode apart")
 _ONE_TIER = absent("KV tiers")
-_NO_PRIORITIES = absent("running requests do not give way to more important ones")
 _OUTSIDE = outside("a gateway, outside the engine")
 _NO_ESTIMATE = absent("admission by estimate")
 _IN_RULE = same("part of the memory rule")
@@ -42,7 +41,7 @@ _KV_BUDGET = (
     Knob("max_total_tokens", None, "tokens", "argument", "upper cap",
          absent("kv_cache_memory_bytes says the amount")),
     Knob("page_size", 1, "tokens", "argument+attention backend",
-         "CUDA; FlashMLA forces 64; TRT-LLM MLA 32 or 64", sets("block_size", {1: 1, 64: 32}),
+         "CUDA; FlashMLA forces 64; TRT-LLM MLA 32 or 64", sets("block_size"),
          rules.page_size),
     Knob("kv_cache_dtype", "auto", "enum", "argument",
          "auto: FP8 when the checkpoint names it, else model dtype", sets("kv_dtype"),
@@ -112,7 +111,8 @@ _PRIORITY = (
     Knob("enable_priority_scheduling", False, "bool", "argument", "always",
          sets("priorities", {False: "ignore", True: "count"})),
     Knob("preemption_threshold", 10, "priority units (difference must exceed)", "argument",
-         "priority scheduling on", _NO_PRIORITIES),
+         "priority scheduling on",
+         sets("priority_preemption_threshold")),
     Knob("schedule_low_priority_values_first", False, "bool", "argument",
          "priority scheduling on: larger value is more important",
          sets("low_priority_values_first")),
@@ -125,7 +125,7 @@ _PREFIX_CACHE = (
          "forced true by several models/modes",
          sets("prefix_cache", {False: "radix", True: "none"}), rules.disable_radix_cache),
     Knob("radix_eviction_policy", "lru", "enum lru|lfu|slru|priority", "argument", "always",
-         axis("eviction")),
+         sets("eviction_policy")),
     Knob("slru_protected_threshold", 2, "hits", "data_structure", "slru", absent("slru")),
     Knob("default_tree", "RadixCache (full attention) / UnifiedRadixCache (sliding window, Mamba)",
          "class", "environment",
@@ -321,7 +321,7 @@ PRESET = Preset(
         "order": "fcfs",
         "prefix_index": "radix",
         "publication": "at-chunk-end",
-        "eviction": "lru-leaves",
+        "eviction": "lru",
         "kv_memory": "reserve",
         "capture": "full-and-breakable",
         "processes": BY_PRESET["sglang"],

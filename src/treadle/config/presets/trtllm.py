@@ -36,7 +36,7 @@ _KV_BUDGET = (
     Knob("peak_rule", "torch peak + max(total_used - torch_current, 0)", "bytes", "hardware",
          "always", _IN_RULE),
     Knob("tokens_per_block", 32, "tokens", "config_class",
-         "FlashMLA 64; VANILLA backend max_num_tokens", sets("block_size", {32: 32, 64: 32}),
+         "FlashMLA 64; VANILLA backend max_num_tokens", sets("block_size"),
          rules.default_tokens_per_block),
     Knob("max_tokens", None, "tokens", "config_class", "cap",
          absent("kv_cache_memory_bytes says the amount")),

@@ -40,7 +40,7 @@ _KV_BUDGET = (
          "first popped block, never freed, excluded from usage", absent("padding needs no block")),
     Knob("block_size", 16, "tokens", "config_class",
          "default when neither user nor attention backend asks for another size; hybrid "
-         "models may align it upward", sets("block_size", {16: 16, 64: 32}), rules.block_size),
+         "models may align it upward", sets("block_size"), rules.block_size),
     Knob("cache_dtype", "auto", "enum", "argument",
          "auto: KV format named by the checkpoint quantisation config, else the model dtype",
          sets("kv_dtype"), rules.cache_dtype),

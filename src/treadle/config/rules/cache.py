@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
-from treadle.config.rules.asked import chosen
+from treadle.config.presets import PRESETS, wish
+from treadle.config.rules.asked import asked_for, chosen
 from treadle.config.view import Choice, View
 from treadle.errors import StartError
+
+_OWN_EVICTION = {"hashed": "free-queue", "block-tree": "priority-lru", "none": "none"}
+"""Of the indexes whose structure it is."""
 
 
 def prefix_cache(see: View) -> Choice:
     return chosen(see, "prefix_cache", see.user.cache.prefix_cache)
+
+
+def eviction_policy(see: View) -> Choice:
+    asked, index = see.user.cache.eviction_policy, see.settled.prefix_cache
+    if asked is None and index in _OWN_EVICTION:
+        return Choice(_OWN_EVICTION[index], "data structure", f"prefix_cache is {index}")
+    return chosen(see, "eviction_policy", asked)
+
+
+def publication(see: View) -> Choice:
+    asked, index = see.user.cache.publication, see.settled.prefix_cache
+    if asked is not None:
+        return asked_for(see, "publication", asked)
+    preset = PRESETS[see.user.preset]
+    wished = preset.axes["publication"]
+    if wished == "at-plan" and index not in ("hashed", "none"):
+        return Choice("at-chunk-end", "data structure", f"prefix_cache is {index}: no plans in it")
+    if see.user.preset == "treadle":
+        return Choice(wished, "default", "what is found is computed; no step is undone for it")
+    return Choice(wished, "preset", f"as {preset.label} does")
+
+
+def prefix_wait_tokens(see: View) -> Choice:
+    asked, when = see.user.cache.prefix_wait_tokens, see.settled.publication
+    if asked and when == "at-plan":
+        raise StartError(
+            f"prefix_wait_tokens is {asked}; publication is at-plan, where nobody waits: what a"
+            " step is to compute is found at once"
+        )
+    if asked is not None:
+        return asked_for(see, "prefix_wait_tokens", asked)
+    if when == "at-plan":
+        return Choice(0, "data structure", "what a step is to compute is found at once")
+    if when == "postpone":
+        return Choice(see.settled.block_size, "data structure", "one block, of block_size tokens")
+    if see.user.preset == "sglang":
+        return Choice(0, "preset", "SGLang's: nobody waits")
+    return wish(see, "prefix_wait_tokens")
 
 
 def partial_reuse(see: View) -> Choice:

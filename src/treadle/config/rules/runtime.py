@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.config.presets import wish
 from treadle.config.rules.asked import asked_for, chosen
 from treadle.config.view import Choice, View
+from treadle.errors import StartError
 
 
 def backend(see: View) -> Choice:
@@ -33,6 +34,22 @@ def threads(see: View) -> Choice:
         return asked_for(see, "threads", asked)
     cores = see.machine.cores
     return Choice(cores, "hardware", f"{cores} cores are open to this process")
+
+
+def context_form(see: View) -> Choice:
+    asked = see.user.runtime.context_form
+    if see.settled.backend == "torch":
+        return chosen(see, "context_form", asked)
+    if asked not in (None, "block-table"):
+        raise StartError(
+            f"context_form is {asked}, which needs backend torch: the native kernels read block"
+            " tables"
+        )
+    return Choice("block-table", "data structure", "the native kernels read block tables")
+
+
+def write_and_attend(see: View) -> Choice:
+    return chosen(see, "write_and_attend", see.user.runtime.write_and_attend)
 
 
 def grammar_backend(see: View) -> Choice:

@@ -58,6 +58,7 @@ class NativeRecorder:
         groups = len(inputs.limits.table_blocks)
         if len(pools) != groups:
             raise ValueError(f"{len(pools)} KV pools for {groups} KV groups")
+        check(not any(inputs.contexts), "the native kernels read block tables")
         self._limits = inputs.limits
         self._pools = [_ours(pool) for pool in pools]
         self._keep: list[object] = [backend, inputs, self._pools]
@@ -162,6 +163,20 @@ class NativeRecorder:
                 masking.scale, masking.window or _native.NO_WINDOW, masking.softcap or 0
             ),
         )
+
+    def write_and_attend(  # noqa: PLR0913
+        self,
+        qkv: Buffer,
+        heads: int,
+        rope: RopeTable | None,
+        kv: KVLayer,
+        out: Buffer,
+        *,
+        masking: Masking,
+        norm: QKNorm | None = None,
+    ) -> None:
+        self.rope_store(qkv, heads, rope, kv, norm=norm)
+        self.attention(qkv, heads, kv, out, masking=masking)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         source, to = self._own(gate_up), self._own(out)

@@ -1,49 +1,13 @@
-"""Rotary embedding, the paged KV pool, and attention over it.
-
-K and V are read only as stored: rounded to the pool's type, also those of the running step.
-"""
+"""Rotary embedding, and attention over K and V as stored."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
 
-from treadle.kernels.ops import ATTENTION_PIECE, KVSpec, KVType, Masking, RopeTable
+from treadle.kernels.ops import ATTENTION_PIECE, Masking, RopeTable
 from treadle.kernels.torch.rows import softcap
-
-_DTYPES: dict[KVType, torch.dtype] = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class TorchKVPool:
-    """Slot s of a layer is token s % block_size of block s // block_size."""
-
-    spec: KVSpec
-    num_blocks: int
-    k: torch.Tensor  # [layers, slots, kv_heads, head_dim]
-    v: torch.Tensor  # [layers, slots, kv_heads, head_dim]
-
-    def copy(self, source: int, target: int) -> None:
-        assert 0 <= source < self.num_blocks
-        assert 0 <= target < self.num_blocks
-        size = self.spec.block_size
-        for memory in (self.k, self.v):
-            blocks = memory.unflatten(1, (-1, size))
-            blocks[:, target] = blocks[:, source]
-
-
-def allocate_pool(spec: KVSpec, num_blocks: int) -> TorchKVPool:
-    shape = (spec.layers, num_blocks * spec.block_size, spec.kv_heads, spec.head_dim)
-    dtype = _DTYPES[spec.type]
-    return TorchKVPool(
-        spec, num_blocks, torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    )
 
 
 class Rope:
@@ -64,12 +28,6 @@ class Rope:
             first, second = heads[..., :half], heads[..., half : 2 * half]
         rotated = first * cos - second * sin, second * cos + first * sin
         first[:], second[:] = rotated
-
-
-def context_slots(table: torch.Tensor, block_size: int, first: int, end: int) -> torch.Tensor:
-    """Slots of a row's positions first to end - 1."""
-    positions = torch.arange(first, end)
-    return table[positions // block_size] * block_size + positions % block_size
 
 
 def first_visible(position: int, masking: Masking) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from treadle.kernels.ops import KVPool, KVSpec, RawTensor, StepInputs
-from treadle.kernels.torch.attention import TorchKVPool, allocate_pool
+from treadle.kernels.torch.pool import TorchKVPool, allocate_pool
 from treadle.kernels.torch.recorder import TorchRecorder
 from treadle.kernels.torch.sampling import TorchSampling
 from treadle.kernels.torch.weights import TorchMatrix, TorchVector, stack, vector

@@ -25,16 +25,12 @@ from treadle.kernels.ops import (
     StepInputs,
     Vector,
 )
-from treadle.kernels.torch.attention import (
-    Rope,
-    TorchKVPool,
-    attend,
-    context_slots,
-    first_visible,
-)
+from treadle.kernels.torch.attention import Rope, attend, first_visible
 from treadle.kernels.torch.buffers import StepSize, TorchBuffer, allocate
+from treadle.kernels.torch.contexts import reader
 from treadle.kernels.torch.experts import Experts
 from treadle.kernels.torch.linear import multiply
+from treadle.kernels.torch.pool import TorchKVPool
 from treadle.kernels.torch.program import Op, TorchProgram
 from treadle.kernels.torch.rows import (
     ACTIVATIONS,
@@ -55,8 +51,6 @@ class _Indices:
         self.positions = torch.from_numpy(inputs.positions)
         self.slots = [torch.from_numpy(slots) for slots in inputs.slots]
         self.row_starts = torch.from_numpy(inputs.row_starts)
-        self.table_rows = torch.from_numpy(inputs.table_rows)
-        self.tables = [torch.from_numpy(table) for table in inputs.tables]
         self.logit_tokens = torch.from_numpy(inputs.logit_tokens)
 
 
@@ -67,6 +61,7 @@ class TorchRecorder:
         self._limits = inputs.limits
         self._in = _Indices(inputs)
         self._pools = pools
+        self._readers = [reader(inputs, group, pool) for group, pool in enumerate(pools)]
         self._threads = threads
         self._likeliest = torch.zeros(inputs.limits.logits, dtype=torch.int32)
         self._ops: list[Op] = []
@@ -193,16 +188,15 @@ class TorchRecorder:
             if table is not None:
                 table.rotate(every[:, :-kv_heads], self._in.positions[: size.tokens])
             slots = self._in.slots[kv.group][: size.tokens]
-            pool.k[kv.layer, slots] = every[:, heads:-kv_heads].to(pool.k.dtype)
-            pool.v[kv.layer, slots] = every[:, -kv_heads:].to(pool.v.dtype)
+            pool.write(kv.layer, slots, every[:, heads:-kv_heads], every[:, -kv_heads:])
 
         self._add(op)
 
     def attention(
         self, qkv: Buffer, heads: int, kv: KVLayer, out: Buffer, *, masking: Masking
     ) -> None:
-        pool = self._pools[kv.group]
-        head_dim, block_size = pool.spec.head_dim, pool.spec.block_size
+        pool, context = self._pools[kv.group], self._readers[kv.group]
+        head_dim = pool.spec.head_dim
         assert heads % pool.spec.kv_heads == 0
         assert qkv.width == (heads + 2 * pool.spec.kv_heads) * head_dim
         assert out.width == heads * head_dim
@@ -210,10 +204,8 @@ class TorchRecorder:
         source, target = _readable(qkv), _writable(out)
 
         def attend_row(row: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            table = self._in.tables[kv.group][self._in.table_rows[row]]
-            first = first_visible(int(positions[0]), masking)
-            slots = context_slots(table, block_size, first, int(positions[-1]) + 1)
-            return attend(q, pool.k[kv.layer, slots], pool.v[kv.layer, slots], positions, masking)
+            k, v = context.read(kv.layer, row, first_visible(int(positions[0]), masking))
+            return attend(q, k, v, positions, masking)
 
         def op(size: StepSize) -> None:
             q = source.read(size.tokens)[:, : heads * head_dim].unflatten(1, (heads, head_dim))
@@ -226,6 +218,20 @@ class TorchRecorder:
             )
 
         self._add(op)
+
+    def write_and_attend(  # noqa: PLR0913
+        self,
+        qkv: Buffer,
+        heads: int,
+        rope: RopeTable | None,
+        kv: KVLayer,
+        out: Buffer,
+        *,
+        masking: Masking,
+        norm: QKNorm | None = None,
+    ) -> None:
+        self.rope_store(qkv, heads, rope, kv, norm=norm)
+        self.attention(qkv, heads, kv, out, masking=masking)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         assert gate_up.rows is out.rows

@@ -1,8 +1,9 @@
 """Computed blocks are shown to others when their step has settled, as SGLang does at the end of a
-chunk; and those who would find them wait for it."""
+chunk; those who would find them soon may wait for it."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Generic, TypeVar
 
 from treadle.schedule.ports import Fence, Schedulable
@@ -10,17 +11,34 @@ from treadle.schedule.running import Running
 
 R = TypeVar("R", bound=Schedulable)
 
+MOST_PASSED = 32
+"""How many postponed requests are passed in a step: each is looked for in the cache again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """When a request waits for what a running one is about to compute."""
+
+    num_tokens: int
+    """It would find so many more; 0: it never waits."""
+    lets_pass: bool = False
+    """Whether those behind it may start meanwhile. TensorRT-LLM postpones that way, for a block."""
+
 
 class AtChunkEnd(Generic[R]):
     """What can be found is computed; no step has to be undone for it."""
 
-    keeps_order = True
-
-    def __init__(self, running: Running[R], fence: Fence, worth_waiting: int) -> None:
+    def __init__(self, running: Running[R], fence: Fence, wait: Wait) -> None:
         self._running = running
         self._fence = fence
-        self._worth_waiting = worth_waiting
-        """A request waits for another to compute what both begin with, if it is so many tokens."""
+        self._wait = wait
+        self._step = 0
+        self._passed = 0
+        """Postponed in the step that is being composed."""
+
+    @property
+    def keeps_order(self) -> bool:
+        return not self._wait.lets_pass or self._passed >= MOST_PASSED
 
     def postpones(self, request: R, num_matched: int) -> bool:
         """Whether a running request is about to compute more of this prompt than is cached.
@@ -28,17 +46,26 @@ class AtChunkEnd(Generic[R]):
         Requests that arrive together then compute it once. The wait ends with the other's chunk:
         what has settled and still is not found will not be.
         """
-        end = num_matched + self._worth_waiting
-        if not self._running.kv.finds_prefixes or end > request.reusable:
+        end = num_matched + self._wait.num_tokens
+        if end == num_matched or not self._running.kv.finds_prefixes or end > request.reusable:
             return False
         new = request.tokens[num_matched:end]
-        return any(
+        comes = any(
             other.num_settled < end <= other.num_prompt
             and other.cache_salt == request.cache_salt
             and other.tokens[num_matched:end] == new
             and other.tokens[:num_matched] == request.tokens[:num_matched]
             for other in self._running.requests
         )
+        if comes:
+            self._note()
+        return comes
+
+    def _note(self) -> None:
+        if self._step != self._fence.next_step:
+            self._step, self._passed = self._fence.next_step, 0
+        self._passed += 1
+        self._running.counters.postponements += 1
 
     def planned(self, request: R, start: int, end: int) -> None:
         """Nothing is shown before it is there."""
@@ -53,3 +80,6 @@ class AtChunkEnd(Generic[R]):
         request.edits += published.edits
         if published.surplus:
             self._fence.defer(lambda: kv.free(published.surplus))
+
+    def failed(self, request: R, start: int) -> None:
+        """Nothing was shown."""
