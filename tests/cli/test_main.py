@@ -83,6 +83,8 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "priorities": "count",
         "low_priority_values_first": True,
         "missing_priority": "worst",
+        "priority_preemption": True,
+        "priority_preemption_threshold": 2,
         "in_batch_check_threshold": -1,
         "in_batch_share_threshold": 3,
         "sort_limit": 4,

@@ -24,13 +24,17 @@ from treadle.grammars.tags import read_tag
 from treadle.grammars.tokens import TokenTable
 from treadle.wire.constraint import Constraint
 
-_GRAMMAR_BYTES_PER_CHAR = 64
+_GRAMMAR_BYTES_PER_CHAR = 80
 _GRAMMAR_BYTES = 64 * 1024
-"""What a compiled grammar takes, as measured on schemas from 100 characters to 200 000."""
+"""What a compiled grammar takes: 20 MB were measured for a schema of 250 000 characters."""
 
 
 class LLGuidance:
-    """The backend. The library's tokenizer is built once; it is immutable."""
+    """The backend. The library's tokenizer is built once; it is immutable.
+
+    Building it holds the interpreter, for 0.1 s with 49 000 tokens and 1.3 s with 262 000; nothing
+    after it does.
+    """
 
     name = "llguidance"
 
