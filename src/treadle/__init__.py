@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from treadle.engine.outputs import RequestOutput
     from treadle.engine.sglang import Engine
     from treadle.wire.sampling_params import RequestOutputKind, SamplingParams
+    from treadle.wire.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -34,6 +36,7 @@ _MODULES = {
     "RequestOutput": "engine.outputs",
     "RequestOutputKind": "wire.sampling_params",
     "SamplingParams": "wire.sampling_params",
+    "StructuredOutputsParams": "wire.structured_outputs",
 }
 
 

@@ -82,6 +82,10 @@ def test_every_alias_is_of_a_setting() -> None:
         ),
         (["--abort-on-priority-when-disabled"], {"priorities": "abort"}),
         (
+            ["--disable-priority-preemption", "--priority-scheduling-preemption-threshold=3"],
+            {"priority_preemption": False, "priority_preemption_threshold": 3},
+        ),
+        (
             ["--schedule-policy=lof", "--schedule-low-priority-values-first"],
             {"order": "lof", "low_priority_values_first": True},
         ),

@@ -112,6 +112,8 @@ OTHERS: dict[str, list[Any]] = {
     "user.order.priorities": [None, "abort", "count"],
     "user.order.low_priority_values_first": [None, True, False],
     "user.order.missing_priority": [None, "zero", "worst"],
+    "user.order.priority_preemption": [None, False],
+    "user.order.priority_preemption_threshold": [None, 3],
     "user.order.in_batch_check_threshold": [None, -1],
     "user.order.in_batch_share_threshold": [None, 5],
     "user.order.sort_limit": [None, 9],

@@ -77,6 +77,8 @@ def test_what_is_asked_for_holds() -> None:
             priorities="count",
             low_priority_values_first=False,
             missing_priority="worst",
+            priority_preemption=False,
+            priority_preemption_threshold=3,
             in_batch_check_threshold=-1,
             in_batch_share_threshold=5,
             sort_limit=6,
@@ -247,6 +249,8 @@ def test_what_priorities_do(
         (OrderSettings(order="lpm", priorities="count"), "only in the orders priority and lof"),
         (OrderSettings(order="priority", priorities="ignore"), "they cannot be 'ignore'"),
         (OrderSettings(in_batch_check_threshold=-2), "must be -1, for no check"),
+        (OrderSettings(priority_preemption_threshold=-1), "must be at least 0"),
+        (OrderSettings(priority_preemption=True), "needs admission estimate, not stepwise"),
     ],
 )
 def test_orders_and_priorities_go_together(order: OrderSettings, says: str) -> None:

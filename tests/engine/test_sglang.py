@@ -131,7 +131,7 @@ def test_wrong_requests(engine: Engine) -> None:
         ({"prompt": 5}, "prompt: expected"),
         ({}, "exactly one of text and input_ids"),
         ({"prompt": "x", "sampling_params": {"max_tokens": 5}}, "max_tokens"),
-        ({"prompt": "x", "sampling_params": {"regex": "a"}}, "regex is not supported"),
+        ({"prompt": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex: the regex"),
         ({"prompt": "x", "lora_path": "y"}, "lora_path is not supported"),
         ({"input_ids": [1.5]}, "input_ids"),
         ({"prompt": "x", "rid": ["a", "b"]}, "rid is a list of 2"),

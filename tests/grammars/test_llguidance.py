@@ -89,19 +89,22 @@ def test_forced_tokens_are_the_tokenizers_own(
     assert num_forced >= 8
 
 
-def test_forced_tokens_are_the_only_text(each: tuple[LLGuidance, TokenTable]) -> None:
-    """Every text that a mask leaves open begins with what is forced, or is a part of it."""
+def test_a_mask_leaves_what_is_forced_alone(each: tuple[LLGuidance, TokenTable]) -> None:
+    """So an answer has the same tokens whether forced ones are sampled or taken."""
     backend, table = each
-    grammar = backend.compile(Constraint.regex("(alpha|alpine) (one|two) three{3}"))
+    grammar = backend.compile(Constraint.regex("(alpha|alpine) (one|two) threee and no more"))
+    num_forced = 0
     for seed in range(20):
         choose, matcher = random.Random(seed), grammar.matcher()
         while not matcher.is_finished:
-            must = b"".join(table.spellings[token] for token in matcher.forced())
-            tokens = [t for t in allowed(matcher, table) if t not in table.eos_ids]
-            for token in tokens if must else ():
-                spelling = table.spellings[token]
-                assert spelling.startswith(must) or must.startswith(spelling)
-            assert matcher.accept(choose.choice(tokens))
+            forced = matcher.forced()
+            num_forced += len(forced)
+            for token in forced:
+                assert allowed(matcher, table) == [token]
+                assert matcher.accept(token)
+            if not matcher.is_finished:
+                assert matcher.accept(choose.choice(allowed(matcher, table)))
+    assert num_forced > 40
 
 
 def test_accept_refuses_and_changes_nothing(backend: LLGuidance, table: TokenTable) -> None:
@@ -184,6 +187,8 @@ def test_wrong_regexes(backend: LLGuidance, pattern: str, reason: str) -> None:
         ("start: A\nA: A", "circular reference"),
         ("start: start", "no token of the vocabulary can come next"),
         ('other: "a"', "no start rule found"),
+        ('start: "a" <|end|>', "names the token <|end|>"),
+        ('start: "a" <[5]>', "names the token <[5]>"),
     ],
 )
 def test_wrong_grammars(backend: LLGuidance, grammar: str, reason: str) -> None:
@@ -257,6 +262,17 @@ def test_both_notations(backend: LLGuidance, table: TokenTable, grammar: str) ->
     pair = rf"[a-z][a-z0-9_]{{0,5}}={value}"
     for text in texts:
         assert re.fullmatch(rf"{pair}(, ?{pair})*", text, re.DOTALL), text
+
+
+def test_lark_may_name_a_control_token(backend: LLGuidance, table: TokenTable) -> None:
+    """And hold any text in quotes, also what looks like one, or like GBNF."""
+    matcher = backend.compile(Constraint.grammar('start: "a" <|begin|> "b"')).matcher()
+    single = {spelling: token for token, spelling in enumerate(table.spellings)}
+    assert matcher.accept(single[b"a"])
+    assert allowed(matcher, table) == [table.names.index("<|begin|>")]
+    for text in ("<|end|>", "<[5]>", "a ::= b"):
+        for quoted in (json.dumps(text), f"/{re.escape(text)}/"):
+            assert takes(backend.compile(Constraint.grammar(f"start: {quoted}")), table, text)
 
 
 def test_a_row_is_written_whole(backend: LLGuidance, table: TokenTable) -> None:

@@ -27,7 +27,8 @@ def allowed(matcher: Matcher, table: TokenTable) -> list[int]:
     matcher.fill(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert not bits[table.size :].any()
-    return [int(token) for token in np.flatnonzero(bits)]
+    tokens: list[int] = np.flatnonzero(bits).tolist()
+    return tokens
 
 
 def walk(
@@ -51,13 +52,13 @@ def walk(
             assert matcher.failure
             return None
         assert tokens, (matcher.failure, text)
-        ends = [token for token in tokens if token in table.eos_ids]
+        ends = sorted({*table.eos_ids}.intersection(tokens))
         assert bool(ends) == matcher.is_complete, text
         if ends and (choose.random() < ending or len(ends) == len(tokens)):
             assert matcher.accept(choose.choice(ends))
             assert matcher.is_finished
             return text
-        others = [token for token in tokens if token not in ends]
+        others = [token for token in tokens if token not in ends] if ends else tokens
         token = choose.choice(others)
         if choose.random() < 0.5:
             some = choose.sample(others, min(len(others), 8))

@@ -49,7 +49,14 @@ class Table:
         )
         self._serial = 0
 
-    def add(self, num_prompt: int, *, first: int | None = None, max_tokens: int = 50) -> Request:
+    def add(
+        self,
+        num_prompt: int,
+        *,
+        first: int | None = None,
+        max_tokens: int = 50,
+        priority: int = 0,
+    ) -> Request:
         self._serial += 1
         start = 1000 * self._serial if first is None else first
         message = Generate(
@@ -58,7 +65,7 @@ class Table:
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
         )
-        request = Request.of(message, max_tokens, 0.0)
+        request = Request.of(message, max_tokens, float(self._serial), priority)
         self.scheduler.add(request)
         return request
 

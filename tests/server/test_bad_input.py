@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from typing import Any
 
@@ -161,8 +162,41 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"guided_choice": ["a"]}, "guided_choice"),
         ({"guided_grammar": "root"}, "guided_grammar"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+        ({"structured_output": {"regex": "a"}}, "structured_output"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "given_as": "x"}}, "structured_outputs.given_as"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": ["a"]}}, "structured_outputs"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"json_schema": "[]"}, "json_schema"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schem": {}}}, "response_format.schem"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {}, "stric": True},
+                }
+            },
+            "response_format.json_schema.stric",
+        ),
         ({"response_format": "json"}, "response_format"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"bad_words": "x"}, "bad_words"),
@@ -195,7 +229,7 @@ def test_ids_outside_the_vocabulary(server: Served, bad: int) -> None:
 def test_wrong_fields(server: Served, fields: dict[str, Any], param: str) -> None:
     error = refusal(server.complete("p", **fields))
     assert error["param"] == param
-    assert param.split("[", maxsplit=1)[0] in error["message"]
+    assert re.split(r"[\[.]", param)[0] in error["message"]
 
 
 @pytest.mark.parametrize(

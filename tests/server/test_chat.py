@@ -160,7 +160,7 @@ def test_wrong_messages(server: Served, messages: Any, param: str) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),

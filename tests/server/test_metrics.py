@@ -39,6 +39,8 @@ STATS = Stats(
     preemptions=7,
     steps=8,
     step_tokens=40,
+    compiling=1,
+    forced_tokens=9,
 )
 
 # What dashboards for vLLM rely on: its documentation, not our code.
@@ -79,11 +81,13 @@ VLLM_COUNTERS = {
     "vllm:prefix_cache_queries_total": 5,
     "vllm:prefix_cache_hits_total": 2,
     "vllm:num_preemptions_total": 7,
+    "vllm:grammar_forced_tokens_total": 9,
     "vllm:admission_rejections_total": 0,
 }
 VLLM_GAUGES = {
     "vllm:num_requests_running": 1,
     "vllm:num_requests_waiting": 2,
+    "vllm:num_requests_compiling_grammar": 1,
     "vllm:kv_cache_usage_perc": 0.25,
 }
 SGLANG_TTFT = [0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400]
@@ -104,6 +108,7 @@ SGLANG_COUNTERS = {
 SGLANG_GAUGES = {
     "sglang:num_running_reqs": 1,
     "sglang:num_queue_reqs": 2,
+    "sglang:num_grammar_queue_reqs": 1,
     "sglang:token_usage": 0.25,
     "sglang:num_used_tokens": 100,
     "sglang:cache_hit_rate": 0.4,

@@ -381,9 +381,22 @@ def test_what_is_not_there_is_refused_by_name(server: Served, name: str) -> None
     assert generate(server, text="a", **{name: False}).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["regex", "json_schema", "ebnf", "structural_tag"])
-def test_constraints_are_refused_by_name(server: Served, name: str) -> None:
-    error = refusal(generate(server, text="a", sampling_params={name: "x"}))
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"regex": ""}, "regex"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": "[]"}, "json_schema"),
+        ({"ebnf": ""}, "ebnf"),
+        ({"structural_tag": "x"}, "structural_tag"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"regx": "a"}, "regx"),
+    ],
+)
+def test_wrong_constraints_are_refused_by_name(
+    server: Served, fields: dict[str, str], name: str
+) -> None:
+    error = refusal(generate(server, text="a", sampling_params=fields))
     assert error["param"] == f"sampling_params.{name}"
 
 

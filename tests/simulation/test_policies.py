@@ -13,6 +13,7 @@ from tests.simulation.world import Group, World
 from treadle.config.axes import AXES
 from treadle.config.composition import check_composition
 from treadle.errors import StartError
+from treadle.schedule.order.build import ORDERS
 from treadle.schedule.policy import (
     Chunking,
     Estimate,
@@ -71,6 +72,7 @@ def random_policy(rng: random.Random, choice: tuple[str, str, str], depth: int) 
             decay_steps=rng.choice([5, 600]),
             clip_tokens=rng.choice([3, 4096]),
         ),
+        displacement=rng.choice([None, 0, 1]) if admission == "estimate" else None,
     )
 
 
@@ -91,6 +93,7 @@ def test_random_life(choice: tuple[str, str, str], index: str, depth: int) -> No
             depth=depth,
             rows=rng.randint(2, 5),
             budget=rng.randint(5, 20),
+            order=rng.choice(sorted(ORDERS)),
             policy=random_policy(rng, choice, depth),
             sharing=random_sharing(rng, index),
         )

@@ -9,16 +9,20 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from tests.simulation.grammar import Rules, SimCompiler
 from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
+from treadle.engine.compiling import Compiling
 from treadle.engine.limits import UNLIMITED
 from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
 from treadle.engine.priorities import Priorities
 from treadle.engine.request import Request
+from treadle.kernels.ops import NO_TOKEN
+from treadle.sampling.masks import RowMasks
 from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
@@ -26,6 +30,7 @@ from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits
+from treadle.wire.constraint import Constraint
 from treadle.wire.messages import (
     Delta,
     Done,
@@ -58,6 +63,10 @@ def choose(state: int, seed: int) -> int:
     return hash((state, seed, 99)) % VOCAB
 
 
+def choose_among(state: int, seed: int, allowed: list[int]) -> int:
+    return max(allowed, key=lambda token: hash((state, seed, token)))
+
+
 def score(state: int, token: int) -> float:
     """Stands for the log-probability of a token behind what `state` digests."""
     return -float(hash((state, token, 5)) % 1000)
@@ -75,8 +84,16 @@ def foretell_scores(prompt: list[int], params: SamplingParams) -> list[tuple[int
     return scores
 
 
-def foretell(prompt: list[int], params: SamplingParams, seed: int, room: int) -> list[int]:
+def foretell(
+    prompt: list[int],
+    params: SamplingParams,
+    seed: int,
+    room: int,
+    constraint: Constraint | None = None,
+) -> list[int]:
     """The answer, computed without cache, batch or schedule."""
+    if constraint is not None:
+        return foretell_constrained(prompt, params, seed, room, Rules(constraint.text))
     state = ROOT
     for token in prompt:
         state = chain(state, token)
@@ -86,6 +103,30 @@ def foretell(prompt: list[int], params: SamplingParams, seed: int, room: int) ->
         answer.append(token)
         state = chain(state, token)
         if token == EOS and not params.ignore_eos:
+            break
+    return answer
+
+
+def foretell_constrained(
+    prompt: list[int], params: SamplingParams, seed: int, room: int, rules: Rules
+) -> list[int]:
+    """Token by token: nothing is taken ahead."""
+    state = ROOT
+    for token in prompt:
+        state = chain(state, token)
+    answer: list[int] = []
+    ahead: list[int] = []
+    while len(answer) < (room if params.max_tokens is None else params.max_tokens):
+        allowed = ahead[:1] or rules.allowed(answer)
+        if not allowed:
+            break
+        token = choose_among(state, seed, allowed)
+        state = chain(state, token)
+        answer.append(token)
+        if token == EOS and not ahead:
+            break
+        ahead = ahead[1:] if ahead else rules.forced(answer)
+        if not ahead and rules.over(answer):
             break
     return answer
 
@@ -126,15 +167,19 @@ class DigestRunner:
         self._tables: list[list[dict[int, int]]] = [[{} for _ in range(rows)] for _ in groups]
         self._sampled = [0] * rows
         self._seeds: dict[int, int] = {}
+        self._constrained: set[int] = set()
         self._history: dict[int, dict[int, int]] = {}
         self.states: dict[int, list[int]] = {}
 
     def forward(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             del self._seeds[row], self._history[row]
+            self._constrained.discard(row)
         for join in plan.joins:
             assert join.row not in self._seeds, "a row is taken twice"
             self._seeds[join.row] = join.seed
+            if join.constrained:
+                self._constrained.add(join.row)
             self._history[join.row] = {}
             for tables in self._tables:
                 tables[join.row] = {}
@@ -150,12 +195,19 @@ class DigestRunner:
             tokens = [self._sampled[work.row]] if work.tokens is None else work.tokens
             self.states[work.row] = self._compute(work.row, work.start, tokens)
 
-    def sample(self, plan: StepPlan) -> StepResult:
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> StepResult:
         tokens = []
+        words = {} if masks is None else dict(zip(masks.rows, masks.words, strict=True))
+        assert words.keys() <= self._constrained
         for work in plan.work:
             if work.sample:
-                token = choose(self.states[work.row][-1], self._seeds[work.row])
-                self._sampled[work.row] = token
+                state, seed = self.states[work.row][-1], self._seeds[work.row]
+                if work.row in words:
+                    allowed = [t for t in range(VOCAB) if words[work.row][t // 32] >> t % 32 & 1]
+                    token = choose_among(state, seed, allowed) if allowed else NO_TOKEN
+                else:
+                    token = choose(state, seed)
+                self._sampled[work.row] = max(token, 0)
                 tokens.append(token)
         scores = [self._score(work) for work in plan.work if work.targets]
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
@@ -210,10 +262,10 @@ class LateExecutor:
     def forward(self, plan: StepPlan) -> None:
         """Happens with `sample`."""
 
-    def sample(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> Callable[[], StepResult]:
         def run() -> StepResult:
             self._runner.forward(plan)
-            return self._runner.sample(plan)
+            return self._runner.sample(plan, masks)
 
         return run
 
@@ -260,10 +312,14 @@ class World:
             limits=limits,
         )
         executor = LateExecutor(DigestRunner(groups, rows))
-        self.engine = Engine(served, self.scheduler, self.kv, self.fence, executor)
+        self.compiler = SimCompiler(budget)
+        self.engine = Engine(
+            served, self.scheduler, self.kv, self.fence, executor, Compiling(self.compiler)
+        )
         self.sent: dict[str, Generate] = {}
         self.answers: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self.cached: dict[str, int] = {}
         self.scores: dict[str, list[tuple[int, float]]] = {}
         self.done: dict[int, bool] = {}
@@ -282,6 +338,7 @@ class World:
         params: SamplingParams | None = None,
         priority: int | None = None,
         routing_key: str = "",
+        constraint: Constraint | None = None,
     ) -> str:
         key = f"r{len(self.sent)}"
         params = params or SamplingParams(max_tokens=8)
@@ -293,6 +350,7 @@ class World:
             cache_salt=salt,
             priority=priority,
             routing_key=routing_key,
+            constraint=constraint,
         )
         self.sent[key] = message
         self.answers[key] = []
@@ -321,6 +379,7 @@ class World:
             assert key not in self.ends, "a request ended twice"
             if isinstance(message, Failed):
                 self.ends[key] = f"failed {message.status}"
+                self.failures[key] = message.message
                 continue
             assert not (message.prompt_logprobs and self.answers[key]), "scores come first"
             self.scores[key] += [(e.token, e.logprob) for e in message.prompt_logprobs or []]
@@ -339,15 +398,18 @@ class World:
     def check_answer(self, key: str) -> None:
         message = self.sent[key]
         room = min(self.window, self.kv.capacity_tokens) - len(message.prompt)
-        expected = foretell(message.prompt, message.params, message.seed, room)
+        expected = foretell(message.prompt, message.params, message.seed, room, message.constraint)
         scores = foretell_scores(message.prompt, message.params)
         if self.ends[key] == "abort":
             assert self.answers[key] == expected[: len(self.answers[key])]
             assert self.scores[key] == scores[: len(self.scores[key])]
         else:
-            assert self.answers[key] == expected
+            assert self.answers[key] == expected, message
             assert self.scores[key] == scores
             ends = expected[-1:] == [EOS] and not message.params.ignore_eos
+            if message.constraint is not None:
+                rules = Rules(message.constraint.text)
+                ends = expected[-1:] == [EOS] or rules.over(expected)
             assert self.ends[key] == ("stop" if ends else "length")
 
     def _watch_plans(self) -> None:

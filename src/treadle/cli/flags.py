@@ -88,8 +88,8 @@ class _Translation:
             if setting != "model":
                 raise click.UsageError(f"this command has no {option}")
             yield str(value)
-        elif value is True:
-            yield option
+        elif isinstance(value, bool):
+            yield option if value else option.replace("--", "--no-", 1)
         else:
             yield from (option, str(value))
 

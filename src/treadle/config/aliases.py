@@ -131,6 +131,8 @@ _SAME = (
     Alias("schedule_policy", S, "order", values=_ORDERS),
     Alias("enable_priority_scheduling", S, "priorities", fixed="count", takes="nothing"),
     Alias("abort_on_priority_when_disabled", S, "priorities", fixed="abort", takes="nothing"),
+    Alias("disable_priority_preemption", S, "priority_preemption", fixed=False, takes="nothing"),
+    Alias("priority_scheduling_preemption_threshold", S, "priority_preemption_threshold"),
     Alias("schedule_low_priority_values_first", S, "low_priority_values_first", fixed=True,
           takes="nothing"),
     Alias("model_path", S, "model"),

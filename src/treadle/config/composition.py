@@ -43,6 +43,12 @@ REQUIREMENTS = (
 )
 
 
+def check_displacement(user: EngineSettings, admission: str) -> None:
+    """Raises StartError where requests were asked to give way and nothing says what they free."""
+    if user.order.priority_preemption and admission != "estimate":
+        raise StartError(f"priority_preemption needs admission estimate, not {admission}")
+
+
 def check_composition(choices: Mapping[str, str]) -> None:
     """Raises StartError, in one sentence, for the first two choices that do not compose."""
     for rule in REQUIREMENTS:
@@ -63,6 +69,9 @@ def check_settings(user: EngineSettings) -> None:
         raise StartError(f"priorities count only in the orders priority and lof, not {order.order}")
     if order.order == "priority" and order.priorities not in (None, "count"):
         raise StartError(f"order priority goes by priorities; they cannot be {order.priorities!r}")
+    threshold = order.priority_preemption_threshold
+    if threshold is not None and threshold < 0:
+        raise StartError(f"priority_preemption_threshold is {threshold}; it must be at least 0")
     if order.in_batch_check_threshold is not None and order.in_batch_check_threshold < -1:
         raise StartError(
             f"in_batch_check_threshold is {order.in_batch_check_threshold}; it must be -1, for no"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from treadle.config.axes import in_force
-from treadle.config.composition import check_composition, check_settings
+from treadle.config.composition import check_composition, check_displacement, check_settings
 from treadle.config.device import Device
 from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
@@ -78,6 +78,8 @@ class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
     priorities: PriorityRule
     low_priority_values_first: bool
     missing_priority: Literal["zero", "worst"]
+    priority_preemption: bool
+    priority_preemption_threshold: int
     in_batch_check_threshold: int
     in_batch_share_threshold: int
     sort_limit: int
@@ -140,6 +142,8 @@ def resolve_view(
         values.setdefault(rule.section, {})[rule.name] = choice.value
         reasons[rule.name] = Reason(choice.source, choice.sentence, tuple(seen))
     settled = view.settled
-    check_composition(in_force(vars(settled)))
+    choices = in_force(vars(settled))
+    check_composition(choices)
+    check_displacement(user, choices["admission"])
     resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
     return resolved, view

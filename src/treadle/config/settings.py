@@ -191,6 +191,17 @@ class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["zero", "worst"] | None,
         Meta(description="The priority of a request that has none: 0 (vLLM), or the worst."),
     ] = None
+    priority_preemption: Annotated[
+        bool | None,
+        Meta(
+            description="Whether running requests give way to a more important one, where"
+            " priorities count and admission is an estimate."
+        ),
+    ] = None
+    priority_preemption_threshold: Annotated[
+        int | None,
+        Meta(description="By more than this it must be more important."),
+    ] = None
     in_batch_check_threshold: Annotated[
         int | None,
         Meta(

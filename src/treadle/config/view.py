@@ -67,6 +67,8 @@ class Settled:
     priorities: PriorityRule
     low_priority_values_first: bool
     missing_priority: str
+    priority_preemption: bool
+    priority_preemption_threshold: int
     in_batch_check_threshold: int
     in_batch_share_threshold: int
     sort_limit: int

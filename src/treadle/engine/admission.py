@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from treadle.engine.guide import Guide
 from treadle.engine.limits import UNLIMITED, Limits
 from treadle.engine.priorities import REFUSED, Priorities
 from treadle.errors import EngineError, InvalidRequest, PromptTooLong, TreadleError
@@ -65,13 +66,27 @@ def out_of_kv(num_tokens: int) -> TreadleError:
     return EngineError(f"the KV cache holds no more than this request's {num_tokens} tokens")
 
 
-def nothing_to_choose(params: SamplingParams) -> TreadleError:
+def nothing_to_choose(params: SamplingParams, guide: Guide | None) -> TreadleError:
     """What is said to a request for whose next token no choice is left: by its own restrictions, or
     because the model computed no number."""
+    if guide is not None:
+        return _nothing_fits(params, guide)
     if params.restricted:
         return InvalidRequest(
             "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens"
             " together rule out all of them",
             param="allowed_token_ids" if params.allowed_token_ids else None,
+        )
+    return EngineError("the model's output is not a number; its weights may be damaged")
+
+
+def _nothing_fits(params: SamplingParams, guide: Guide) -> TreadleError:
+    if guide.failure is not None:
+        return InvalidRequest(f"{guide.field}: {guide.failure}", param=guide.field)
+    if params.restricted:
+        return InvalidRequest(
+            f"no token is left to choose: {guide.field} and what else the request rules out"
+            " (allowed_token_ids, bad_words, logit_bias, min_tokens) leave none together",
+            param=guide.field,
         )
     return EngineError("the model's output is not a number; its weights may be damaged")

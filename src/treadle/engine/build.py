@@ -19,6 +19,7 @@ from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
+from treadle.config.axes import in_force
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
@@ -27,6 +28,7 @@ from treadle.config.resolve import Resolved, RuntimeValues, resolve
 from treadle.config.settings import UNBOUNDED, Bounds, EngineSettings
 from treadle.config.step_estimate import StepWidths
 from treadle.engine.admission import Served
+from treadle.engine.build_grammars import build_compiling
 from treadle.engine.limits import Limits as ServerLimits
 from treadle.engine.loop import Engine
 from treadle.engine.priorities import Priorities
@@ -43,6 +45,7 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
+from treadle.schedule.policy import Policy
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Lengths, Progress
@@ -67,6 +70,8 @@ class Parts:
     scheduler: Scheduler[Request]
     kv: KVCache
     fence: Fence
+    path: Path = Path()
+    """The model, whose tokenizer grammars are made of."""
     bounds: Bounds = UNBOUNDED
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What was resolved from, beside the settings: whoever has them can resolve again."""
@@ -85,13 +90,15 @@ class Parts:
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
-        return Engine(served, self.scheduler, self.kv, self.fence, executor)
+        compiling = build_compiling(self.resolved.runtime.grammar_backend, self.path, self.card)
+        return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
 
     def _lengths(self) -> Lengths:
-        schedule = self.resolved.schedule
+        schedule, chunked = self.resolved.schedule, _policy(self.resolved).chunking.on
         return Lengths(
             rule=schedule.length_rule,
             block_size=self.resolved.cache.block_size,
+            step_tokens=None if chunked else schedule.max_num_batched_tokens,
             truncate=schedule.allow_auto_truncate,
         )
 
@@ -156,7 +163,7 @@ def _build(settings: EngineSettings, path: Path, phases: _Phases) -> Parts:
         parts = _assemble(resolved, model, backend)
         inputs = {"model": facts, "machine": machine}
         parts = dataclasses.replace(
-            parts, inputs=msgspec.to_builtins(inputs), bounds=settings.bounds
+            parts, inputs=msgspec.to_builtins(inputs), bounds=settings.bounds, path=path
         )
         size = resolved.cache.block_size
         capacity = max(count * size for count in resolved.cache.num_blocks)
@@ -241,8 +248,17 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
     fence = Fence()
     bounds = Limits(limits.rows, limits.tokens, limits.extra_logits)
     sharing = Sharing(resolved.cache.publication, resolved.cache.prefix_wait_tokens)
-    scheduler = build_scheduler(bounds, _waiting(resolved), kv, fence, sharing=sharing)
+    waiting, policy = _waiting(resolved), _policy(resolved)
+    scheduler = build_scheduler(bounds, waiting, kv, fence, policy, sharing=sharing)
     return Parts(card, resolved, backend, program, runner, scheduler, kv, fence)
+
+
+def _policy(resolved: Resolved) -> Policy:
+    order, admission = resolved.order, in_force(resolved.flat())["admission"]
+    gives_way = order.priorities == "count" and order.priority_preemption
+    if not gives_way or admission != "estimate":
+        return Policy()
+    return Policy(displacement=order.priority_preemption_threshold)
 
 
 def _waiting(resolved: Resolved) -> WaitingOrder[Request]:

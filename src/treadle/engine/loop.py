@@ -6,23 +6,27 @@
 One function serves both: steps in flight stand in a deque, and before a step is sampled and after
 it, the oldest are settled until as many are left as the depth allows. At depth 1 the next step is
 planned and launched before the last one's tokens are known; they pass from step to step through
-the runner's token table.
+the runner's token table. Where grammars rule tokens out, the masks are filled between settling and
+sampling: they are all that waits for the last step's tokens.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache
 from treadle.engine.admission import Served, longest_answer, nothing_to_choose, out_of_kv
+from treadle.engine.compiling import Compiling
+from treadle.engine.constrain import StepMasks
+from treadle.engine.ends import End, end_of
 from treadle.engine.gate import Gate
 from treadle.engine.limits import gave_way
 from treadle.engine.replies import Replies
 from treadle.engine.request import Request
-from treadle.errors import InvalidRequest, OverloadError, RequestError, TreadleError
+from treadle.errors import InvalidRequest, TreadleError
 from treadle.kernels.ops import NO_TOKEN
 from treadle.runner.executor import Executor
 from treadle.schedule.draft import Flight
@@ -55,6 +59,7 @@ class Engine:
         kv: KVCache,
         fence: Fence,
         executor: Executor,
+        compiling: Compiling | None = None,
     ) -> None:
         self._served = served
         self._scheduler = scheduler
@@ -63,19 +68,23 @@ class Engine:
         self._executor = executor
         self._requests: dict[str, Request] = {}
         self._gate = Gate()
+        self._compiling = Compiling() if compiling is None else compiling
+        self._masks = StepMasks(served.vocab_size)
         self._in_flight: deque[tuple[Flight[Request], Callable[[], StepResult]]] = deque()
         self._replies = Replies()
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._num_forced_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
         can_start = bool(self._requests) and not self._gate.is_shut
-        return bool(can_start or self._in_flight or self._replies)
+        return bool(can_start or self._compiling or self._in_flight or self._replies)
 
     def step(self) -> list[FromEngine]:
         """Run one step, if any request can; returns all messages that are due."""
+        self._take_compiled()
         for request in self._served.limits.expired(self._scheduler.running, time.monotonic()):
             self._fail(request, self._served.limits.took_too_long())
         flight = None if self._gate.is_shut else self._scheduler.plan()
@@ -89,7 +98,8 @@ class Engine:
         depth = self._served.overlap_depth if flight is not None else 0
         self._settle_down_to(max(depth - 1, 0))
         if flight is not None:
-            self._in_flight.append((flight, self._executor.sample(flight.plan)))
+            masks = self._masks.of(flight)
+            self._in_flight.append((flight, self._executor.sample(flight.plan, masks)))
             self._settle_down_to(depth)
         return self._replies.take()
 
@@ -107,7 +117,8 @@ class Engine:
             case Resume(call):
                 held, waiting = self._gate.reopen()
                 for request in held:
-                    self._scheduler.add(request)
+                    if request not in self._compiling:
+                        self._scheduler.add(request)
                 for each in waiting:
                     self._replies.done(each, ok=False)
                 self._replies.done(call, ok=True)
@@ -137,9 +148,10 @@ class Engine:
 
     def stats(self) -> Stats:
         counters = self._scheduler.counters
+        num_compiling = sum(request not in self._gate.held for request in self._compiling)
         return Stats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.num_waiting + len(self._gate.held),
+            waiting=self._scheduler.num_waiting + len(self._gate.held) + num_compiling,
             kv_usage=self._kv.usage,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generation_tokens,
@@ -151,9 +163,12 @@ class Engine:
             steps=self._fence.next_step - 1,
             step_tokens=counters.computed_tokens,
             paused=self._gate.is_shut,
+            compiling=len(self._compiling),
+            forced_tokens=self._num_forced_tokens,
         )
 
     def close(self) -> None:
+        self._compiling.close()
         self._executor.close()
 
     def _accept(self, message: Generate) -> None:
@@ -163,19 +178,39 @@ class Engine:
             longest = longest_answer(message, self._served, self._kv.capacity_tokens)
             rank = self._served.priorities.rank(message.priority)
             request = Request.of(message, longest, time.monotonic(), rank)
-            waiting = self._scheduler.waiting if self._gate.is_open else self._gate.held
-            worse = self._served.limits.displaced(request, waiting, self._scheduler.free_rows)
-        except (RequestError, OverloadError) as error:
+            worse = self._served.limits.displaced(
+                request, self._waiting(), self._scheduler.free_rows
+            )
+            if request.guide is not None:
+                self._compiling.start(request, request.guide)
+        except TreadleError as error:
             self._replies.failure(message.request_id, error)
             return
         if worse is not None:
             self._fail(worse, gave_way())
         self._num_prompt_tokens += request.num_prompt
         self._requests[request.request_id] = request
-        if self._gate.is_open:
-            self._scheduler.add(request)
-        else:
+        if not self._gate.is_open:
             self._gate.held[request] = None
+        elif request not in self._compiling:
+            self._scheduler.add(request)
+
+    def _waiting(self) -> Collection[Request]:
+        """All who wait where one that comes now would."""
+        waiting = self._scheduler.waiting if self._gate.is_open else self._gate.held
+        return {**dict.fromkeys(waiting), **dict.fromkeys(self._compiling)}
+
+    def _take_compiled(self) -> None:
+        scheduler = self._scheduler
+        can_run = not self._gate.is_shut and (scheduler.running or scheduler.num_waiting)
+        idle = not (can_run or self._in_flight or self._replies)
+        for request, error in self._compiling.take_ready(idle=idle):
+            if error is not None:
+                self._fail(request, error)
+            elif self._gate.is_shut:
+                self._gate.held[request] = None
+            elif request not in self._gate.held:
+                scheduler.add(request)
 
     def _pause(self, message: Pause) -> None:
         if message.mode == "wait":
@@ -234,25 +269,53 @@ class Engine:
     def _take_token(
         self, request: Request, work: RowWork, token: int, logprob: TokenLogprob | None
     ) -> None:
+        if request.finished or work.output_index < request.num_output:
+            return  # ended, or went on without it, while this step was in flight: one wasted row
         request.num_pending -= 1
-        if request.finished:
-            return  # ended while this step was in flight: one wasted row
         assert work.output_index == request.num_output
-        if token == NO_TOKEN:
-            # A step in flight computes a place for which no token ever came.
-            request.num_computed = min(request.num_computed, len(request.tokens))
-            self._fail(request, nothing_to_choose(request.params))
+        if token == NO_TOKEN or not (request.guide is None or request.guide.take(token)):
+            self._stop_short(request)
             return
-        request.tokens.append(token)
         request.times.first_token = request.times.first_token or time.monotonic()
-        self._num_generation_tokens += 1
-        finish, stop_token = self._finish(request, token)
-        if finish is not None:
+        tokens, end = self._append(request, [token, *self._skipped(request)])
+        self._num_forced_tokens += len(tokens) - 1
+        if end is not None:
             self._leave(request)
-            self._replies.end(request, finish, token=token, logprob=logprob, stop_token=stop_token)
+            self._replies.end(request, end, tokens=tokens, logprob=logprob)
             self._answer_drained()
         else:
-            self._replies.token(request, token, logprob)
+            self._replies.tokens(request, tokens, logprob)
+
+    def _append(self, request: Request, tokens: list[int]) -> tuple[list[int], End | None]:
+        """The tokens that the answer has of these: none behind its end."""
+        for count, token in enumerate(tokens, 1):
+            request.tokens.append(token)
+            self._num_generation_tokens += 1
+            end = end_of(request, self._served, ahead=len(tokens) - count)
+            if end is not None:
+                return tokens[:count], end
+        return tokens, None
+
+    def _skipped(self, request: Request) -> list[int]:
+        """Tokens behind the one just sampled that the grammar leaves no choice for: known from now
+        on. A step in flight already samples the first of them, so that one alone gains nothing; it
+        computes what it was planned for, and its token is not waited for."""
+        if request.guide is None:
+            return []
+        tokens = request.guide.skip(least=2 if request.num_pending else 1)
+        if tokens:
+            request.num_pending = 0
+            request.in_token_table = False
+        return tokens
+
+    def _stop_short(self, request: Request) -> None:
+        """There was nothing to choose."""
+        # A step in flight computes a place for which no token ever came.
+        request.num_computed = min(request.num_computed, len(request.tokens))
+        if request.guide is not None and request.guide.may_end:
+            self._end(request, "stop")  # min_tokens asks for more than the grammar has
+            return
+        self._fail(request, nothing_to_choose(request.params, request.guide))
 
     def _fail(self, request: Request, error: TreadleError) -> None:
         """The others are not touched."""
@@ -260,22 +323,13 @@ class Engine:
         self._replies.failure(request.request_id, error)
         self._answer_drained()
 
-    def _finish(self, request: Request, token: int) -> tuple[Finish | None, int | None]:
-        params = request.params
-        if request.num_output >= params.min_tokens:
-            ends = self._served.eos_token_ids
-            if not params.ignore_eos and token in ends:
-                return "stop", None if token == ends[0] else token
-            if token in params.stop_token_ids:
-                return "stop", token
-        return ("length" if request.num_output >= request.max_tokens else None), None
-
     def _end(self, request: Request, finish: Finish) -> None:
         self._leave(request)
-        self._replies.end(request, finish)
+        self._replies.end(request, End(finish))
         self._answer_drained()
 
     def _leave(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._gate.held.pop(request, None)
+        self._compiling.drop(request)
         self._scheduler.finish(request)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from treadle.engine.ends import End
 from treadle.engine.request import Request
 from treadle.errors import TreadleError
-from treadle.wire.messages import Delta, Done, Failed, Finish, FromEngine, TokenLogprob
+from treadle.wire.messages import Delta, Done, Failed, FromEngine, TokenLogprob
 
 
 class Replies:
@@ -22,23 +24,21 @@ class Replies:
         messages, self._messages = self._messages, []
         return messages
 
-    def token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
-        """One token more of an answer that goes on."""
-        self._messages.append(_delta(request, [token], logprob))
+    def tokens(self, request: Request, tokens: list[int], logprob: TokenLogprob | None) -> None:
+        """An answer goes on."""
+        self._messages.append(_delta(request, tokens, logprob))
 
     def end(
         self,
         request: Request,
-        finish: Finish,
+        end: End,
         *,
-        token: int | None = None,
+        tokens: Sequence[int] = (),
         logprob: TokenLogprob | None = None,
-        stop_token: int | None = None,
     ) -> None:
-        """The end of an answer, with its last token where that is what ended it."""
-        delta = _delta(request, [] if token is None else [token], logprob)
-        delta.finish = finish
-        delta.stop_token = stop_token
+        """The end of an answer, with its last tokens where these are what ended it."""
+        delta = _delta(request, list(tokens), logprob)
+        delta.finish, delta.stop_token, delta.ends_in_text = end
         delta.timings = request.times.until(time.monotonic())
         self._messages.append(delta)
 

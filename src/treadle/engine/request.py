@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from treadle.engine.guide import Guide
 from treadle.wire.messages import Generate, Timings
 from treadle.wire.plan import BlockEdit, RowJoin
 from treadle.wire.sampling_params import SamplingParams
@@ -56,6 +57,8 @@ class Request:
     """Less is more important, whichever way it was asked for."""
     routing_key: str = ""
     prefilled_before: int = 0
+    guide: Guide | None = None
+    """Of an answer that must meet a constraint."""
 
     @classmethod
     def of(cls, message: Generate, max_tokens: int, now: float, priority: int = 0) -> Request:
@@ -77,6 +80,7 @@ class Request:
             times=Times(arrived=now),
             priority=priority,
             routing_key=message.routing_key,
+            guide=_guide(message),
         )
 
     @property
@@ -116,5 +120,12 @@ class Request:
             choice=self.choice,
             prompt=self.tokens[: self.num_prompt] if penalised else None,
             output=self.tokens[self.num_prompt :] if looks_back else None,
+            constrained=self.guide is not None,
             bad_words=self.bad_words,
         )
+
+
+def _guide(message: Generate) -> Guide | None:
+    if message.constraint is None:
+        return None
+    return Guide(message.constraint, message.constraint_field, message.params)

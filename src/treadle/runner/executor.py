@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from treadle.sampling.masks import RowMasks
 from treadle.wire.plan import StepPlan, StepResult
 
 
@@ -14,7 +15,7 @@ class StepRunner(Protocol):
     """See `runner.Runner`."""
 
     def forward(self, plan: StepPlan) -> None: ...
-    def sample(self, plan: StepPlan) -> StepResult: ...
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> StepResult: ...
     def close(self) -> None: ...
 
 
@@ -23,8 +24,9 @@ class Executor(Protocol):
 
     def forward(self, plan: StepPlan) -> None: ...
 
-    def sample(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Returns a handle that waits for the result, and raises what the step raised."""
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> Callable[[], StepResult]:
+        """Returns a handle that waits for the result, and raises what the step raised. The masks
+        must stay as they are until then."""
         ...
 
     def close(self) -> None: ...
@@ -39,8 +41,8 @@ class InlineExecutor:
     def forward(self, plan: StepPlan) -> None:
         self._runner.forward(plan)
 
-    def sample(self, plan: StepPlan) -> Callable[[], StepResult]:
-        result = self._runner.sample(plan)
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> Callable[[], StepResult]:
+        result = self._runner.sample(plan, masks)
         return lambda: result
 
     def close(self) -> None:
@@ -58,10 +60,10 @@ class ThreadExecutor:
     def forward(self, plan: StepPlan) -> None:
         self._forward = self._thread.submit(self._runner.forward, plan)
 
-    def sample(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def sample(self, plan: StepPlan, masks: RowMasks | None) -> Callable[[], StepResult]:
         forward = self._forward
         assert forward is not None, "sample follows forward"
-        sampled = self._thread.submit(self._runner.sample, plan)
+        sampled = self._thread.submit(self._runner.sample, plan, masks)
 
         def result() -> StepResult:
             forward.result()

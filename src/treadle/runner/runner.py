@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from treadle.kernels.ops import Backend, FloatArray, KVPool, Program, StepInputs
 from treadle.runner.rows import LogitRows, RowTables, split
+from treadle.sampling.masks import RowMasks
 from treadle.sampling.sampler import Sampler
 from treadle.wire.plan import RowWork, StepPlan, StepResult
 
@@ -49,7 +50,7 @@ class Runner:
             num_tokens, len(plan.work), rows.num_logits, len(rows.likeliest)
         )
 
-    def sample(self, plan: StepPlan) -> StepResult:
+    def sample(self, plan: StepPlan, masks: RowMasks | None = None) -> StepResult:
         logits, rows = self._logits, self._rows
         assert logits is not None, "sample follows forward"
         result = StepResult(step=plan.step, tokens=[], logprobs=[])
@@ -58,7 +59,7 @@ class Runner:
         result.tokens = self._program.likeliest[: len(rows.likeliest)].tolist()
         result.logprobs = [None] * len(result.tokens)
         if rows.sampling:
-            tokens, logprobs = self._sampler.sample(logits[rows.num_scores :], rows.sampling)
+            tokens, logprobs = self._sampler.sample(logits[rows.num_scores :], rows.sampling, masks)
             result.tokens += tokens
             result.logprobs += logprobs
         works = rows.likeliest + rows.sampling

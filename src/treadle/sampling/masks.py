@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,19 @@ from treadle.kernels.ops import IntArray, MaskArray
 from treadle.wire.plan import RowJoin
 
 WORD_BITS = 32
+
+
+class RowMasks(NamedTuple):
+    """Masks that the engine made for some rows of a step."""
+
+    rows: list[int]
+    words: MaskArray
+    """[len(rows), words]"""
+
+    def placed(self, rows: Sequence[int]) -> tuple[IntArray, MaskArray]:
+        """The places of the masked rows among those of the step, and their masks."""
+        place = {row: at for at, row in enumerate(rows)}
+        return np.array([place[row] for row in self.rows], np.int32), self.words
 
 
 class AllowedTokens:

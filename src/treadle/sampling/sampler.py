@@ -1,7 +1,7 @@
 """The sampler: per-row parameters in arrays, and the pipeline from logits to tokens.
 
     log-probabilities of the model ─┐
-    logits ─▶ masks ─▶ edits (bias, bad words, minimum length, penalties)
+    logits ─▶ masks (allowed tokens, grammars) ─▶ edits (bias, bad words, minimum length, penalties)
            ─▶ temperature, min-p, top-k, top-p ─▶ token
 
 Log-probabilities are the model's own: before masks, edits and temperature.
@@ -15,7 +15,7 @@ import numpy as np
 
 from treadle.kernels.ops import NO_TOKEN, FloatArray, IntArray, SampleRows, SamplingOps
 from treadle.sampling.edits import BadWords, LogitBias, MinTokens, Penalties, RowState, collect
-from treadle.sampling.masks import AllowedTokens
+from treadle.sampling.masks import AllowedTokens, RowMasks
 from treadle.sampling.random import PURPOSE_TOKEN, uniforms
 from treadle.sampling.report import Wish, report, wish
 from treadle.wire.messages import TokenLogprob
@@ -59,6 +59,7 @@ class Sampler:
         masked = self._masks.join(join)
         if states := [state for state in self._states if state.join(join)]:
             self._edited[row] = states
+        masked |= join.constrained
         if params.greedy and not (masked or states or row in self._wishes):
             self.plain.add(row)
 
@@ -79,23 +80,24 @@ class Sampler:
         return [[next(entries) for _ in work.targets] for work in works]
 
     def sample(
-        self, logits: FloatArray, works: Sequence[RowWork]
+        self, logits: FloatArray, works: Sequence[RowWork], grammars: RowMasks | None = None
     ) -> tuple[list[int], list[TokenLogprob | None]]:
         """One token per row of `logits` [len(works), vocab], which it may overwrite; NO_TOKEN where
-        none is left to choose."""
+        none is left to choose. `grammars` are masks of rows of `works`."""
         rows = [work.row for work in works]
         wanted = [at for at, row in enumerate(rows) if row in self._wishes]
-        masks = self._masks.collect(rows)
+        collected = self._masks.collect(rows), grammars and grammars.placed(rows)
+        masks = [mask for mask in collected if mask is not None]
         edits = None
         if self._edited:
             edits = collect(self._states, [(work.row, work.output_index) for work in works])
         raw = None
         if wanted:
             # Masks and edits overwrite logits; rows that report log-probabilities keep the model's.
-            untouched = masks is None and edits is None and len(wanted) == len(works)
+            untouched = not masks and edits is None and len(wanted) == len(works)
             raw = logits if untouched else logits[wanted]
-        if masks is not None:
-            self._ops.mask(logits, *masks)
+        for places, words in masks:
+            self._ops.mask(logits, places, words)
         if edits is not None:
             self._ops.edit(logits, edits)
         chosen: list[int] = self._ops.sample(logits, self._rows(rows, works)).tolist()

@@ -13,8 +13,10 @@ from treadle.schedule.admission.stepwise import Stepwise
 from treadle.schedule.composition.prefill_first import PrefillBeforeDecode
 from treadle.schedule.composition.two_stage import CapacityThenBatch
 from treadle.schedule.composition.unified import Unified
+from treadle.schedule.displacement import Displacement
 from treadle.schedule.entrance import Entrance
 from treadle.schedule.growth import Growth
+from treadle.schedule.making_way import MakingWay
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
 from treadle.schedule.ports import KV, Fence, Schedulable
@@ -89,9 +91,21 @@ def _composition(
         case "unified":
             return Unified(running, growth, entrance, policy.chunking)
         case "prefill-first":
-            return PrefillBeforeDecode(
-                running, growth, entrance, admission, policy.prefill_first, policy.chunking
-            )
+            making_way = _making_way(policy, running, growth, entrance, admission)
+            return PrefillBeforeDecode(running, growth, entrance, admission, policy, making_way)
         case "two-stage":
             return CapacityThenBatch(running, growth, entrance, policy.two_stage, policy.chunking)
     raise AssertionError(f"no composition is called {policy.composition}")
+
+
+def _making_way(
+    policy: Policy,
+    running: Running[R],
+    growth: Growth[R],
+    entrance: Entrance[R],
+    admission: Admission[R],
+) -> MakingWay[R] | None:
+    if policy.displacement is None:
+        return None
+    assert isinstance(admission, Estimate), "what is freed is an estimate"
+    return MakingWay(running, growth, entrance, admission, Displacement(policy.displacement))

@@ -46,6 +46,8 @@ class Entrance(Generic[R]):
         """Over the waiting requests; begun when somebody is first asked for."""
         self._rows = 0
         """How many may start yet in this step."""
+        self._refused: Candidate[R] | None = None
+        """For whom there was no KV."""
         self.is_full = False
         """Whether rows or KV ended the walk: both come back only when somebody leaves."""
         self._matches: Matches[R] = Matches(running.kv)
@@ -62,6 +64,7 @@ class Entrance(Generic[R]):
         """A step begins to look at waiting requests."""
         self._admission.open(set_aside)
         self._walk = None
+        self._refused = None
         self._rows = self._running.num_free_rows
         self.is_full = False
 
@@ -69,10 +72,10 @@ class Entrance(Generic[R]):
         """Who may start now, if anybody may, with so many tokens at most. One that may not keeps
         those behind it waiting, unless it waits for what another computes and the publication lets
         them pass."""
+        self._walk = self._walk or self._waiting.candidates(self)
         if not self._rows:
             self.is_full = True
             return None
-        self._walk = self._walk or self._waiting.candidates(self)
         for request in self._walk:
             # A preempted request's last token may still be in flight; it is needed as a literal.
             if request.num_pending:
@@ -81,12 +84,21 @@ class Entrance(Generic[R]):
             tokens = min(candidate.rest, most_tokens)
             if not self._admission.admits(request, candidate.match, tokens):
                 self.is_full = True
+                self._refused = candidate
                 return None
             if not self._publication.postpones(request, candidate.match.num_tokens):
                 return candidate
             if self._publication.keeps_order:
                 return None
         return None
+
+    def kept_out(self) -> Candidate[R] | None:
+        """The one who would be next if rows and KV did not end."""
+        if self._refused is None and self._walk is not None:
+            request = next(self._walk, None)
+            if request is not None and not request.num_pending:
+                return Candidate(request, self.match(request))
+        return self._refused
 
     def reserve(self, candidate: Candidate[R], num_tokens: int) -> None:
         """The candidate is to start with `num_tokens`; those asked for later get what is left."""

@@ -38,7 +38,7 @@ class Growth(Generic[R]):
                 wants.append((request, request.num_computed + tokens))
         while (victim := self._shortage.excess(wants)) is not None:
             wants = [want for want in wants if want[0] is not victim]
-            self._give_way(victim, draft)
+            self.give_way(victim, draft)
 
     def reach(self, request: R, num_tokens: int, draft: Draft[R]) -> bool:
         """Get blocks for `num_tokens` tokens; others give way until there are enough.
@@ -53,12 +53,12 @@ class Growth(Generic[R]):
             victim = self._shortage.victim(request)
             if victim is None or (victim is request and self._running.in_flight):
                 return False
-            self._give_way(victim, draft)
+            self.give_way(victim, draft)
             if victim is request:
                 return False
         return True
 
-    def _give_way(self, victim: R, draft: Draft[R]) -> None:
+    def give_way(self, victim: R, draft: Draft[R]) -> None:
         """The last one has nobody to wait for: what it does not find now it never will."""
         alone = len(self._running.requests) == 1
         self._running.stop(victim, draft, shows_kv=self._shortage.shows_kv)

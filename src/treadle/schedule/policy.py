@@ -74,3 +74,6 @@ class Policy:
     two_stage: TwoStage = TwoStage()
     stepwise: Stepwise = Stepwise()
     estimate: Estimate = Estimate()
+    displacement: int | None = None
+    """By more than this a waiting request must be more important than running ones for them to give
+    way to it; None: they never do."""

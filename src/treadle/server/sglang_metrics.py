@@ -80,6 +80,9 @@ class SglangMetrics:
         hit_rate = stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0
         yield gauge("num_running_reqs", "Requests being computed.", stats.running)
         yield gauge("num_queue_reqs", "Requests that have not started.", stats.waiting)
+        yield gauge(
+            "num_grammar_queue_reqs", "Requests whose grammar is being compiled.", stats.compiling
+        )
         yield gauge("token_usage", "Share of KV in use.", stats.kv_usage)
         yield gauge("num_used_tokens", "Tokens whose KV is in use.", used)
         yield gauge("cache_hit_rate", "Share of prompt tokens found in the cache.", hit_rate)

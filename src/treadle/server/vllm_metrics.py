@@ -105,6 +105,11 @@ class VllmMetrics:
         gauge, count = self._families.gauge_now, self._families.count_now
         yield gauge("num_requests_running", "Requests being computed.", stats.running)
         yield gauge("num_requests_waiting", "Requests that have not started.", stats.waiting)
+        yield gauge(
+            "num_requests_compiling_grammar",
+            "Requests, among the waiting ones, whose grammar is being compiled.",
+            stats.compiling,
+        )
         yield gauge("kv_cache_usage_perc", "Share of KV blocks in use.", stats.kv_usage)
         yield count(
             "prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries
@@ -112,6 +117,11 @@ class VllmMetrics:
         yield count("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
         yield count("prompt_tokens", "Prompt tokens received.", stats.prompt_tokens)
         yield count("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield count(
+            "grammar_forced_tokens",
+            "Tokens that a grammar left no choice for, and that took no step of their own.",
+            stats.forced_tokens,
+        )
         yield count("num_preemptions", "Times a request lost its KV to others.", stats.preemptions)
 
 

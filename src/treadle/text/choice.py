@@ -52,7 +52,9 @@ class Choice:
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         finish = delta.finish
         text, num_tokens, stop = self.text.feed(
-            delta.tokens, final=finish is not None, stop_token=finish == "stop"
+            delta.tokens,
+            final=finish is not None,
+            stop_token=finish == "stop" and not delta.ends_in_text,
         )
         return ChoiceDelta(
             self.index,

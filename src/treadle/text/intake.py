@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from treadle.errors import InvalidRequest
 from treadle.text.lengths import settle
 from treadle.text.tokenizer import Tokenizer
+from treadle.wire.constraint import Constraint
 from treadle.wire.messages import Generate, Ready
 from treadle.wire.sampling_params import SamplingParams
 
@@ -59,6 +60,7 @@ class Accepted:
     bad_words: list[list[int]] = dataclasses.field(default_factory=list)
     cache_salt: str | None = None
     """Where set, in place of the call's."""
+    constraint: Constraint | None = None
     place: Place = ANYWHERE
 
 
@@ -82,7 +84,13 @@ def check(
             f" {len(prompt)}",
             param="prompt_logprobs_start",
         )
-    return Accepted(prompt, params, _spellings(params.bad_words or [], tokenizer))
+    asked = params.structured_outputs
+    return Accepted(
+        prompt,
+        params,
+        _spellings(params.bad_words or [], tokenizer),
+        constraint=None if asked is None else asked.constraint(),
+    )
 
 
 def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> list[Generate]:
@@ -108,6 +116,8 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
                 choice=choice,
                 cache_salt=salt,
                 bad_words=request.bad_words,
+                constraint=request.constraint,
+                constraint_field=_field_of(params),
                 priority=request.place.priority,
                 routing_key=request.place.routing_key,
             )
@@ -117,9 +127,16 @@ def fan_out(requests: Sequence[Accepted], request_id: str, cache_salt: str) -> l
 
 
 def _of_choice(params: SamplingParams, choice: int) -> SamplingParams:
-    if choice == 0:
-        return msgspec.structs.replace(params, n=1)
-    return msgspec.structs.replace(params, n=1, prompt_logprobs=None, prompt_logprobs_start=0)
+    """The constraint goes beside them."""
+    own: dict[str, Any] = {"n": 1, "structured_outputs": None}
+    if choice:
+        own |= {"prompt_logprobs": None, "prompt_logprobs_start": 0}
+    return msgspec.structs.replace(params, **own)
+
+
+def _field_of(params: SamplingParams) -> str:
+    asked = params.structured_outputs
+    return "structured_outputs" if asked is None else asked.given_as
 
 
 def _check_salt(salt: object) -> None:

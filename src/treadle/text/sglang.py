@@ -18,12 +18,22 @@ from msgspec import UNSET, UnsetType
 from treadle.errors import InvalidRequest, RequestError
 from treadle.text.intake import ANYWHERE, Place
 from treadle.wire.sampling_params import SamplingParams
+from treadle.wire.structured_outputs import StructuredOutputsParams
 
 T = TypeVar("T")
 
 MAX_NEW_TOKENS = 128
 
-_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+_CONSTRAINTS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""SGLang's names of constraints → ours."""
+
+_ANY_OBJECT = "$$ANY$$"
+"""SGLang's word for a schema that any object meets."""
 
 _REFUSED_SAMPLING = (
     "stop_regex",
@@ -91,9 +101,9 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: bool | None = None
     """Changes nothing: texts are those of the tokens' bytes, one after the other."""
 
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    ebnf: str | None = None
     structural_tag: Any = None
     stop_regex: Any = None
     custom_params: Any = None
@@ -101,8 +111,6 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self) -> dict[str, Any]:
         """What was given, under SamplingParams' names."""
-        # Of constraints an empty one is one as well.
-        _refuse(self, _CONSTRAINTS, "sampling_params.", nothing=(None, False))
         _refuse(self, _REFUSED_SAMPLING, "sampling_params.")
         names = {
             **{name: name for name in SamplingParams.__struct_fields__},
@@ -113,7 +121,21 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         given = {ours: getattr(self, theirs, None) for ours, theirs in names.items()}
         found = {name: value for name, value in given.items() if value is not None}
         limit = MAX_NEW_TOKENS if self.max_new_tokens is UNSET else self.max_new_tokens
-        return {**found, "max_tokens": limit}
+        return {**found, "max_tokens": limit, "structured_outputs": self._constraint()}
+
+    def _constraint(self) -> StructuredOutputsParams | None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if not given:
+            return None
+        where = f"sampling_params.{given[-1]}"
+        if len(given) > 1:
+            both = " and ".join(given)
+            raise InvalidRequest(f"{both} both say what the answer must be; give one", param=where)
+        value = getattr(self, given[0])
+        if given[0] == "json_schema" and value == _ANY_OBJECT:
+            return StructuredOutputsParams(json_object=True, given_as=where)
+        kind: dict[str, Any] = {_CONSTRAINTS[given[0]]: value}
+        return StructuredOutputsParams(**kind, given_as=where)
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -325,9 +347,8 @@ def _refuse(
     given: msgspec.Struct,
     names: tuple[str, ...],
     where: str = "",
-    nothing: tuple[object, ...] = (None, False, "", [], {}),
 ) -> None:
     """Raise InvalidRequest for a field that would be dropped without a word."""
     for name in names:
-        if getattr(given, name) not in nothing:
+        if getattr(given, name) not in (None, False, "", [], {}):
             raise InvalidRequest(f"{where}{name} is not supported", param=f"{where}{name}")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from treadle.wire.constraint import Constraint
 from treadle.wire.sampling_params import SamplingParams
 
 Finish = Literal["stop", "length", "abort"]
@@ -31,6 +32,10 @@ class Generate(msgspec.Struct, tag=True, kw_only=True):
     """KV is shared only between requests of the same salt."""
     bad_words: list[list[int]] = []
     """Token sequences that the answer must not hold; see SamplingParams.bad_words."""
+    constraint: Constraint | None = None
+    """What `params.structured_outputs` comes to."""
+    constraint_field: str = "structured_outputs"
+    """The field of the request that it came in, for errors."""
     priority: int | None = None
     """As it was asked for; what it means is the engine's setting."""
     routing_key: str = ""
@@ -114,6 +119,9 @@ class Delta(msgspec.Struct, tag=True, kw_only=True):
     stop_token: int | None = None
     """The token that ended the answer, one of stop_token_ids or a further end token of the model;
     None for the model's own EOS and every other end (vLLM's rule)."""
+    ends_in_text: bool = False
+    """With finish "stop": the constraint leaves nothing to follow, so that the last token belongs
+    to the text; else it is the token that ended the answer."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the prefix cache when the request first started."""
     prompt_logprobs: list[TokenLogprob] | None = None
@@ -192,6 +200,10 @@ class Stats(msgspec.Struct, tag=True, kw_only=True):
     step_tokens: int = 0
     """Tokens computed in all steps: prompts without their cached part, and answers."""
     paused: bool = False
+    compiling: int = 0
+    """Requests, among the waiting ones, whose grammar is being compiled."""
+    forced_tokens: int = 0
+    """Tokens of answers that a grammar left no choice for, and that took no step of their own."""
 
 
 ToEngine = Generate | Abort | Bye | Pause | Resume | ResetCache

@@ -39,6 +39,8 @@ class RowJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt ids, only for rows whose penalties depend on them."""
     output: list[int] | None = None
     """Output ids before a preemption, likewise."""
+    constrained: bool = False
+    """Whether a grammar masks the row: it is never sampled from without its mask."""
     bad_words: list[list[int]] = []
     """Token sequences that must not come about; `output` is there when some have several tokens."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from treadle.errors import InvalidRequest
+from treadle.wire.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for per token (OpenAI and vLLM allow 20)."""
@@ -104,6 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: list[str] | None = None
     """Texts that the answer must not hold; ruled out as the token sequences that spell them, at the
     start of a word or within one (vLLM's rule)."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the answer's text must be."""
     logprobs: int | None = None
     """Return the token's log-probability and this many alternatives."""
     prompt_logprobs: int | None = None
@@ -149,6 +152,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 param="min_tokens",
             )
         self._check_lists()
+        asked = self.structured_outputs
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise InvalidRequest(
+                "structured_outputs must be a StructuredOutputsParams", param="structured_outputs"
+            )
         if any(not text for text in self.stop_strings):
             raise InvalidRequest("stop strings must not be empty", param="stop")
         _at_most("the number of stop strings", len(self.stop_strings), MAX_STOPS, "stop")

@@ -16,7 +16,6 @@ _NO_LORA = absent("LoRA")
 _ONE_DEVICE = absent("several devices")
 _TOGETHER = absent("prefill and decode apart")
 _ONE_TIER = absent("KV tiers")
-_NO_PRIORITIES = absent("running requests do not give way to more important ones")
 _OUTSIDE = outside("a gateway, outside the engine")
 _NO_ESTIMATE = absent("admission by estimate")
 _IN_RULE = same("part of the memory rule")
@@ -112,7 +111,8 @@ _PRIORITY = (
     Knob("enable_priority_scheduling", False, "bool", "argument", "always",
          sets("priorities", {False: "ignore", True: "count"})),
     Knob("preemption_threshold", 10, "priority units (difference must exceed)", "argument",
-         "priority scheduling on", _NO_PRIORITIES),
+         "priority scheduling on",
+         sets("priority_preemption_threshold")),
     Knob("schedule_low_priority_values_first", False, "bool", "argument",
          "priority scheduling on: larger value is more important",
          sets("low_priority_values_first")),

@@ -45,6 +45,8 @@ RULES = (
     Rule("priorities", "order", order.priorities),
     Rule("low_priority_values_first", "order", order.low_priority_values_first),
     Rule("missing_priority", "order", order.missing_priority),
+    Rule("priority_preemption", "order", order.priority_preemption),
+    Rule("priority_preemption_threshold", "order", order.priority_preemption_threshold),
     Rule("in_batch_check_threshold", "order", order.in_batch_check_threshold),
     Rule("in_batch_share_threshold", "order", order.in_batch_share_threshold),
     Rule("sort_limit", "order", order.sort_limit),

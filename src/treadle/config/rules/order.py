@@ -32,6 +32,15 @@ def missing_priority(see: View) -> Choice:
     return chosen(see, "missing_priority", asked)
 
 
+def priority_preemption(see: View) -> Choice:
+    return chosen(see, "priority_preemption", see.user.order.priority_preemption)
+
+
+def priority_preemption_threshold(see: View) -> Choice:
+    asked = see.user.order.priority_preemption_threshold
+    return chosen(see, "priority_preemption_threshold", asked)
+
+
 def in_batch_check_threshold(see: View) -> Choice:
     return chosen(see, "in_batch_check_threshold", see.user.order.in_batch_check_threshold)
 

@@ -62,6 +62,16 @@ class Estimate(Admission[R]):
             for tokens, size, left, pinned in zip(whole, sizes, self.left, pins, strict=True)
         )
 
+    def missing(self, request: R, match: KVMatch) -> float:
+        """Tokens by which what it would take is more than what is left."""
+        whole = self._within(match, len(request.tokens) + self._answer(request))
+        parts = zip(whole, self.left, strict=True)
+        return max(tokens - left.total for tokens, left in parts)
+
+    def frees(self, request: R) -> float:
+        """What a running request is expected to take yet."""
+        return self._ratio.value * self._answer(request)
+
     def charge(self, request: R, match: KVMatch, num_tokens: int) -> None:
         end = match.num_tokens + num_tokens
         last = end == len(request.tokens)

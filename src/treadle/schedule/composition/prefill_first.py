@@ -12,7 +12,8 @@ from typing import TypeVar
 from treadle.schedule.draft import Draft
 from treadle.schedule.entrance import Candidate, Entrance
 from treadle.schedule.growth import Growth
-from treadle.schedule.policy import Chunking, PrefillFirst
+from treadle.schedule.making_way import MakingWay
+from treadle.schedule.policy import Chunking, Policy, PrefillFirst
 from treadle.schedule.ports import Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Admission, Composition
@@ -64,15 +65,16 @@ class PrefillBeforeDecode(Composition[R]):
         growth: Growth[R],
         entrance: Entrance[R],
         admission: Admission[R],
-        params: PrefillFirst,
-        chunking: Chunking,
+        policy: Policy,
+        making_way: MakingWay[R] | None = None,
     ) -> None:
         self._running = running
         self._growth = growth
         self._entrance = entrance
         self._admission = admission
-        self._params = params
-        self._chunking = chunking
+        self._params = policy.prefill_first
+        self._chunking = policy.chunking
+        self._making_way = making_way
         self._full_since = -1
         """Departures when the batch was last found full."""
 
@@ -84,8 +86,10 @@ class PrefillBeforeDecode(Composition[R]):
         joining = len(decodes) if self._params.mixed else 0
         room = Room(self._params, self._chunking, self._running.kv.alignment, joining)
         self._entrance.open(joining)
-        if self._go_on(unfinished, room, draft) and not self._is_full:
+        if self._go_on(unfinished, room, draft) and (self._making_way or not self._is_full):
             self._take(room, joining, draft)
+            if self._making_way and self._making_way.of(decodes, draft):
+                decodes = [request for request in decodes if request.row is not None]
         if draft.is_empty:
             self._growth.prepare(decodes, draft)
         if draft.is_empty or self._params.mixed:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from treadle.errors import InvalidRequest
+from treadle.server.schema.constraints import Constraints
 from treadle.wire.sampling_params import SamplingParams
 
 NonEmpty = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -22,36 +23,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
-
-
-class RefusedConstraints(msgspec.Struct, kw_only=True):
-    """What the answer must look like: refused whatever it holds, since an empty one is one."""
-
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json_object: Any = None
-    structural_tag: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    grammar: Any = None
-    json_schema: Any = None
-
-    def refuse(self) -> None:
-        """Raise InvalidRequest for a field that would be dropped without a word."""
-        for name in _CONSTRAINTS:
-            if getattr(self, name) not in (None, False):
-                raise unsupported(name)
-
-
-_CONSTRAINTS = RefusedConstraints.__struct_fields__
-
-
-class Refused(RefusedConstraints, kw_only=True):
+class Refused(Constraints, kw_only=True):
     """Fields that would change the answer and are not implemented; what asks for nothing is their
     default."""
 
@@ -80,13 +52,17 @@ class Refused(RefusedConstraints, kw_only=True):
     typical_p: Any = 1
 
     def refuse(self) -> None:
-        super().refuse()
+        """Raise InvalidRequest for a field that would be dropped without a word."""
         for name, nothing in _REFUSED:
             if getattr(self, name) not in (nothing, None, False, "", [], {}):
                 raise unsupported(name)
 
 
-_REFUSED = [(field.name, field.default) for field in msgspec.structs.fields(Refused)]
+_REFUSED = [
+    (field.name, field.default)
+    for field in msgspec.structs.fields(Refused)
+    if field.name not in Constraints.__struct_fields__
+]
 
 
 class GenerationRequest(Refused, kw_only=True):
@@ -136,7 +112,6 @@ class GenerationRequest(Refused, kw_only=True):
     timings_per_token: bool | None = None
     """llama.cpp's clients set it; taken as `timings`."""
 
-    response_format: ResponseFormat | None = None
     tool_choice: Any = None
     modalities: list[str] | None = None
     best_of: int | None = None
@@ -158,8 +133,6 @@ class GenerationRequest(Refused, kw_only=True):
         """Raise InvalidRequest where a field asks for something that there is not, or contradicts
         another. Ranges are SamplingParams' affair."""
         self.refuse()
-        if self.response_format is not None and self.response_format.type != "text":
-            raise unsupported("response_format", f" with type '{self.response_format.type}'")
         if self.tool_choice not in (None, "none", "auto"):
             raise unsupported("tool_choice")
         if self.modalities not in (None, [], ["text"]):
@@ -180,6 +153,7 @@ class GenerationRequest(Refused, kw_only=True):
     def sampling(self, defaults: Mapping[str, float], **settled: int | None) -> SamplingParams:
         """What is settled, else what was asked for, else the model's defaults, else the class's."""
         asked = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        asked["structured_outputs"] = self.constraint()
         given = {name: value for name, value in asked.items() if value is not None}
         chosen: dict[str, Any] = {**defaults, **given, **settled}
         return SamplingParams(**chosen)
