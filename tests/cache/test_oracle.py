@@ -276,3 +276,21 @@ def test_a_match_lasts_as_long_as_the_version(index: str, block_size: int) -> No
         else:
             alive.append((lease, tokens, match.num_tokens))
     assert num_same > 100
+
+
+@pytest.mark.parametrize(
+    ("index", "block_size", "prompt", "hit"),
+    [
+        *[("hashed", 16, prompt, hit) for prompt, hit in ((32, 16), (33, 32), (48, 32), (16, 0))],
+        *[("radix", 1, 32, 31), ("radix", 1, 33, 32), ("radix", 16, 33, 32)],
+        ("radix", 64, 129, 128),
+    ],
+)
+def test_a_whole_prompt_is_never_found(index: str, block_size: int, prompt: int, hit: int) -> None:
+    """The worked examples `vllm_full_hit` and `sglang_full_hit`: the last token is computed."""
+    cache = build_prefix_cache(index, 512 // block_size, block_size)
+    tokens = list(range(prompt))
+    lease = cache.lease(cache.match([], ""), "")
+    cache.grow(lease, -(-prompt // block_size))
+    cache.release(lease, tokens, prompt)
+    assert cache.match(tokens[:-1], "").num_tokens == hit

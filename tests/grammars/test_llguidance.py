@@ -187,6 +187,8 @@ def test_wrong_regexes(backend: LLGuidance, pattern: str, reason: str) -> None:
         ("start: A\nA: A", "circular reference"),
         ("start: start", "no token of the vocabulary can come next"),
         ('other: "a"', "no start rule found"),
+        ('start: "a" <|end|>', "names the token <|end|>"),
+        ('start: "a" <[5]>', "names the token <[5]>"),
     ],
 )
 def test_wrong_grammars(backend: LLGuidance, grammar: str, reason: str) -> None:
@@ -260,6 +262,17 @@ def test_both_notations(backend: LLGuidance, table: TokenTable, grammar: str) ->
     pair = rf"[a-z][a-z0-9_]{{0,5}}={value}"
     for text in texts:
         assert re.fullmatch(rf"{pair}(, ?{pair})*", text, re.DOTALL), text
+
+
+def test_lark_may_name_a_control_token(backend: LLGuidance, table: TokenTable) -> None:
+    """And hold any text in quotes, also what looks like one, or like GBNF."""
+    matcher = backend.compile(Constraint.grammar('start: "a" <|begin|> "b"')).matcher()
+    single = {spelling: token for token, spelling in enumerate(table.spellings)}
+    assert matcher.accept(single[b"a"])
+    assert allowed(matcher, table) == [table.names.index("<|begin|>")]
+    for text in ("<|end|>", "<[5]>", "a ::= b"):
+        for quoted in (json.dumps(text), f"/{re.escape(text)}/"):
+            assert takes(backend.compile(Constraint.grammar(f"start: {quoted}")), table, text)
 
 
 def test_a_row_is_written_whole(backend: LLGuidance, table: TokenTable) -> None:

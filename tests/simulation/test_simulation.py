@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.simulation.life import live
 from tests.simulation.world import WAITS, Group, World
 from treadle.cache.eviction import EVICTIONS
 from treadle.schedule.order.build import ORDERS
+from treadle.schedule.publication.at_chunk_end import AtChunkEnd
+from treadle.schedule.publication.at_plan import AtPlan
 from treadle.schedule.publication.build import Sharing
 from treadle.wire.messages import Abort, Bye, Pause, ResetCache, Resume
 from treadle.wire.sampling_params import SamplingParams
@@ -183,3 +186,36 @@ def test_scores_do_not_come_from_the_cache() -> None:
     assert (world.cached[whole], world.cached[tail]) == (0, 5)
     world.check_answer(whole)
     world.check_answer(tail)
+
+
+def _shows_what_is_not_full(self: AtPlan[Any], request: Any, start: int, end: int) -> None:
+    size = self._running.kv.groups[0].block_size
+    full = min(len(request.tokens), -(-end // size) * size)
+    self._running.kv.show(request.lease, request.tokens, full)
+
+
+def _shows_what_is_not_there(
+    self: AtChunkEnd[Any],
+    request: Any,
+    start: int,
+    end: int,
+) -> None:
+    """In a tree, where the blocks of another may take the place of those being written."""
+    published = self._running.kv.publish(request.lease, request.tokens, end, decode=False)
+    self._running.kv.free(published.surplus)
+
+
+@pytest.mark.parametrize(
+    ("index", "strategy", "wrong"),
+    [
+        ("hashed", AtPlan, _shows_what_is_not_full),
+        ("radix", AtChunkEnd, _shows_what_is_not_there),
+    ],
+)
+def test_what_is_shown_too_early_is_seen(
+    index: str, strategy: type[Any], wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "planned", wrong)
+    publication = "at-plan" if strategy is AtPlan else "at-chunk-end"
+    with pytest.raises(AssertionError):
+        run_life(index, 1, SMALL, "fcfs", sharing=Sharing(publication, 0))

@@ -94,10 +94,11 @@ class Parts:
         return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
 
     def _lengths(self) -> Lengths:
-        schedule = self.resolved.schedule
+        schedule, chunked = self.resolved.schedule, _policy(self.resolved).chunking.on
         return Lengths(
             rule=schedule.length_rule,
             block_size=self.resolved.cache.block_size,
+            step_tokens=None if chunked else schedule.max_num_batched_tokens,
             truncate=schedule.allow_auto_truncate,
         )
 

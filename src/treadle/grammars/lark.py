@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from treadle.errors import InvalidRequest
@@ -37,6 +37,25 @@ def choice_regex(choices: Sequence[str]) -> str:
 def literal_regex(text: str) -> str:
     """A text and nothing else; Rust's regexes know no escapes for letters that need none."""
     return re.sub(r"[][\\.+*?()|{}^$#&~/\-]", r"\\\g<0>", text).replace("\n", r"\n")
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether rules are written as GBNF has them; all else is Lark."""
+    return re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE) is not None
+
+
+def refuse_end_tokens(grammar: str, ends: Collection[str]) -> None:
+    """Lark may name control tokens, as `<|tool|>`; not those that end an answer, which the engine
+    takes for its end, nor tokens by number, which may be them."""
+    for quoted, named in _LARK_PARTS.findall(grammar):
+        if not quoted and (named in ends or named.startswith("<[")):
+            raise InvalidRequest(
+                f"the grammar is wrong: it names the token {named:.60}; an answer ends where the "
+                "grammar does, and tokens go by their names"
+            )
+
+
+_LARK_PARTS = re.compile(r"""("(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/)|(<[^<>\s]+>)""")
 
 
 def spelled_out(grammar: str) -> str:

@@ -7,6 +7,7 @@ own that end every compilation and every mask. Nothing else imports the library.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import llguidance
@@ -15,7 +16,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from treadle.errors import InvalidRequest
-from treadle.grammars.lark import choice_regex, spelled_out, tag_lark
+from treadle.grammars.lark import choice_regex, is_gbnf, refuse_end_tokens, spelled_out, tag_lark
 from treadle.grammars.limits import LLGUIDANCE, WHITESPACE
 from treadle.grammars.llguidance_errors import refusal, stuck
 from treadle.grammars.llguidance_schema import checked
@@ -50,7 +51,7 @@ class LLGuidance:
         limits = llguidance.LLParserLimits(
             **LLGUIDANCE, precompute_large_lexemes=True, verbose_errors=False
         )
-        source = _source(constraint)
+        source = _source(constraint, {self._table.names[token] for token in self._table.eos_ids})
         start = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if start.is_error():
             raise refusal(start.get_error(), constraint)
@@ -169,8 +170,9 @@ class _Vocabulary:
         return self._table.encode(text if isinstance(text, str) else text.decode())
 
 
-def _source(constraint: Constraint) -> str:
-    """The constraint as the library's grammar, checked as far as the library does not."""
+def _source(constraint: Constraint, ends: Collection[str]) -> str:
+    """The constraint as the library's grammar, checked as far as the library does not; `ends` are
+    the names of the model's end tokens."""
     text = constraint.text
     match constraint.kind:
         case "json_schema":
@@ -184,14 +186,16 @@ def _source(constraint: Constraint) -> str:
         case "choice":
             return _regex(choice_regex(msgspec.json.decode(text)))
         case "grammar":
-            return _grammar_of({"grammars": [{"lark_grammar": _lark(text)}]})
+            return _grammar_of({"grammars": [{"lark_grammar": _lark(text, ends)}]})
         case "structural_tag":
             tree = read_tag(constraint)
 
             def schema_text(schema: Any) -> str:
                 return json.dumps(_told(checked(schema, closed=False), constraint))
 
-            return _grammar_of(tag_lark(tree, schema_text, _lark, _slashed))
+            return _grammar_of(
+                tag_lark(tree, schema_text, lambda part: _lark(part, ends), _slashed)
+            )
 
 
 def _regex(pattern: str) -> str:
@@ -215,9 +219,10 @@ def _grammar_of(parts: dict[str, Any]) -> str:
     return json.dumps(parts, ensure_ascii=False)
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, ends: Collection[str]) -> str:
     """Lark, from Lark or GBNF."""
-    if "::=" not in text:
+    if not is_gbnf(text):
+        refuse_end_tokens(text, ends)
         return text
     try:
         lark: str = gbnf_to_lark(spelled_out(text))

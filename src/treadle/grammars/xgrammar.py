@@ -15,6 +15,7 @@ import numpy as np
 import xgrammar
 
 from treadle.errors import InvalidRequest
+from treadle.grammars.lark import is_gbnf
 from treadle.grammars.limits import LONGEST_WHITESPACE
 from treadle.grammars.ports import MaskWords
 from treadle.grammars.schema import Place, Rule, audit, check_ends, closed, listed
@@ -95,7 +96,7 @@ class XGrammar:
                 texts = (json.dumps(one, ensure_ascii=False) for one in msgspec.json.decode(text))
                 return self._compiler.compile_grammar(f"root ::= {' | '.join(texts)}")
             case "grammar":
-                gbnf = "::=" in text
+                gbnf = is_gbnf(text)
                 compiler = self._compiler
                 return compiler.compile_grammar(text) if gbnf else compiler.compile_lark(text)
             case _:
@@ -198,7 +199,7 @@ def _check_tag(tree: Format, constraint: Constraint) -> None:
     for part in parts(tree):
         if isinstance(part, JsonSchema):
             _checked(part.json_schema, constraint)
-        if isinstance(part, EmbeddedGrammar) and "::=" not in part.grammar:
+        if isinstance(part, EmbeddedGrammar) and not is_gbnf(part.grammar):
             raise InvalidRequest(
                 "the grammar backend xgrammar takes GBNF within structural tags, not Lark"
             )
