@@ -39,7 +39,10 @@ def flat(settings: EngineSettings) -> dict[str, Any]:
     }
 
 
-STRATEGIES = ("order",)
+STRATEGIES = (
+    "policy",
+    "order",
+)
 """Sections of parameters that single strategies have."""
 
 

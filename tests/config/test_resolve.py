@@ -18,6 +18,7 @@ from treadle.config.settings import (
     ModelSettings,
     OrderName,
     OrderSettings,
+    PolicySettings,
     PresetName,
     RuntimeSettings,
     ScheduleSettings,
@@ -42,11 +43,11 @@ MACHINE = Hardware(
 def test_every_value_has_a_reason() -> None:
     resolved = resolve(EngineSettings(), FACTS, MACHINE)
     sections = (
-        *(resolved.model, resolved.cache, resolved.schedule, resolved.order),
+        *(resolved.model, resolved.cache, resolved.schedule, resolved.policy, resolved.order),
         resolved.runtime,
     )
     assert {f.name for f in msgspec.structs.fields(Resolved)} == {
-        *("preset", "model", "cache", "schedule", "order", "runtime", "reasons")
+        *("preset", "model", "cache", "schedule", "policy", "order", "runtime", "reasons")
     }
     names = [f.name for section in sections for f in msgspec.structs.fields(section)]
     assert sorted(resolved.reasons) == sorted(names) == sorted(rule.name for rule in RULES)
@@ -71,6 +72,20 @@ def test_what_is_asked_for_holds() -> None:
             overlap_depth=1,
             length_rule="sglang",
             allow_auto_truncate=True,
+        ),
+        policy=PolicySettings(
+            composition="prefill-first",
+            admission="estimate",
+            shortage="retract-by-length",
+            chunked_prefill=False,
+            long_prefill_token_threshold=5,
+            max_prefill_tokens=6,
+            mixed_chunk=True,
+            chunk_policy="equal-progress",
+            chunk_unit_tokens=7,
+            reserve_full_prompt=False,
+            watermark=0.1,
+            schedule_conservativeness=2.0,
         ),
         order=OrderSettings(
             order="lof",
@@ -104,6 +119,7 @@ def test_what_is_asked_for_holds() -> None:
     assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
+    assert msgspec.structs.asdict(resolved.policy) == msgspec.structs.asdict(asked.policy)
     assert msgspec.structs.asdict(resolved.order) == msgspec.structs.asdict(asked.order)
     runtime = resolved.runtime
     assert (runtime.backend, runtime.threads, runtime.grammar_backend) == ("torch", 7, "none")

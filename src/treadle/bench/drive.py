@@ -29,6 +29,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Requests before the clock starts, of the workload's shape but with tokens of their own."""
     cached_prefix: bool = False
     """Whether the prefix that all prompts share was sent before the clock starts."""
+    constrained: bool = False
+    """Whether answers are to be JSON by a schema."""
     timeout_s: float = 600.0
 
 
@@ -145,6 +147,8 @@ class _Driver:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._plan.constrained:
+            body["response_format"] = _endless(record.output_len)
         if self._asked.turns > 1:
             body["return_token_ids"] = True
         return await complete(self._connections, body, record, self._plan.timeout_s)
@@ -157,6 +161,12 @@ class _Driver:
             return list(answer.token_ids)
         assert self._target.counter is not None
         return list(await self._target.counter(answer.text, special=False))
+
+
+def _endless(num_tokens: int) -> dict[str, Any]:
+    """JSON that is not complete before the answer has its tokens: each item takes several."""
+    texts = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": num_tokens}
+    return {"type": "json_schema", "json_schema": {"name": "texts", "schema": texts}}
 
 
 def _prompt(units: Sequence[Any]) -> list[int] | str:

@@ -45,6 +45,7 @@ _COUNT = click.IntRange(min=1)
     "--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Requests before."
 )
 @click.option("--cached-prefix", is_flag=True, help="Send the shared prefix ahead (shared-prefix).")
+@click.option("--constrained", is_flag=True, help="Ask for answers in JSON, by a schema.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -75,6 +76,7 @@ def bench_serve(**given: Any) -> int:
         workload=_workload(given),
         num_warmup=given["warmup"],
         cached_prefix=given["cached_prefix"],
+        constrained=given["constrained"],
         timeout_s=given["timeout"],
     )
     if given["plot_path"]:

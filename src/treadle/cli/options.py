@@ -19,6 +19,7 @@ from treadle.config.settings import (
     Given,
     ModelSettings,
     OrderSettings,
+    PolicySettings,
     PresetName,
     RuntimeSettings,
     ScheduleSettings,
@@ -28,6 +29,7 @@ ENGINE_SECTIONS: tuple[type[msgspec.Struct], ...] = (
     ModelSettings,
     CacheSettings,
     ScheduleSettings,
+    PolicySettings,
     OrderSettings,
     RuntimeSettings,
 )

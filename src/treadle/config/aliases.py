@@ -70,6 +70,12 @@ _TOKENIZER = "texts and tokens go through the model's own tokenizer"
 _SEED = "a seed is a request's: without one its tokens are drawn anew each time"
 _LOG = "the log has one level"
 _GENERATES = "models generate here; embeddings and scores are not there yet"
+_CAPACITY = {
+    "GUARANTEED_NO_EVICT": "no-evict",
+    "MAX_UTILIZATION": "max-utilization",
+    "STATIC_BATCH": "static",
+}
+_CHUNKS = {"FIRST_COME_FIRST_SERVED": "in-turn", "EQUAL_PROGRESS": "equal-progress"}
 _ONE = {"1": None}
 _ORDERS: dict[str, Any] = {
     # Left open, for priorities may make another of it.
@@ -100,7 +106,6 @@ _SAME = (
     Alias("np", L, "max_num_seqs"),
     Alias("max_num_tokens", T, "max_num_batched_tokens"),
     Alias("chunked_prefill_size", S, "max_num_batched_tokens", note=_STEP),
-    Alias("max_prefill_tokens", S, "max_num_batched_tokens", note=_STEP),
     Alias("batch_size", L, "max_num_batched_tokens", note=_STEP),
     Alias("b", L, "max_num_batched_tokens", note=_STEP),
     Alias("context_length", S, "max_model_len"),
@@ -126,6 +131,13 @@ _SAME = (
     Alias("no_async_scheduling", V, "overlap_depth", fixed=0, takes="nothing"),
     Alias("disable_overlap_schedule", S, "overlap_depth", fixed=0, takes="nothing"),
     Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
+    Alias("enable_chunked_prefill", f"{V}, {T}", "chunked_prefill", fixed=True, takes="nothing"),
+    Alias("no_enable_chunked_prefill", V, "chunked_prefill", fixed=False, takes="nothing"),
+    Alias("enable_mixed_chunk", S, "mixed_chunk", fixed=True, takes="nothing"),
+    Alias("scheduler_reserve_full_isl", V, "reserve_full_prompt", fixed=True, takes="nothing"),
+    Alias("no_scheduler_reserve_full_isl", V, "reserve_full_prompt", fixed=False, takes="nothing"),
+    Alias("capacity_scheduler_policy", T, "admission", values=_CAPACITY),
+    Alias("context_chunking_policy", T, "chunk_policy", values=_CHUNKS),
     Alias("t", L, "threads"),
     Alias("scheduling_policy", V, "order", values={"fcfs": None, "priority": "priority"}),
     Alias("schedule_policy", S, "order", values=_ORDERS),
@@ -148,7 +160,6 @@ _SAME = (
 _ALWAYS = (
     Alias("enable_prefix_caching", V, fixed=True, takes="nothing",
           against=("prefix_cache", "none"), note="on unless prefix_cache says none"),
-    Alias("enable_chunked_prefill", f"{V}, {T}", fixed=True, takes="nothing", note="always so"),
     Alias("enable_prompt_tokens_details", V, fixed=True, takes="nothing", note="always so"),
     Alias("enable_cache_report", S, fixed=True, takes="nothing", note="always so"),
     Alias("enable_metrics", S, fixed=True, takes="nothing", note="always so"),
@@ -168,15 +179,8 @@ _ALWAYS = (
 )
 
 _ABSENT = (
-    Alias("no_enable_chunked_prefill", V, takes="nothing",
-          note="prompts above the tokens of a step are always computed in chunks"),
     Alias("max_total_tokens", S, note="kv_cache_memory_bytes says the amount"),
     Alias("num_gpu_blocks_override", V, note="kv_cache_memory_bytes says the amount"),
-    Alias("schedule_conservativeness", S,
-          note="a request is admitted when all of its prompt finds blocks; nothing is estimated"),
-    Alias("enable_mixed_chunk", S, takes="nothing", note="prefill and decode are always mixed"),
-    Alias("capacity_scheduler_policy", T,
-          note="admission is stepwise; other ways are not there yet"),
     Alias("enforce_eager", V, takes="nothing", note=_GRAPHS),
     Alias("disable_cuda_graph", S, takes="nothing", note=_GRAPHS),
     Alias("cuda_graph_max_bs", S, note=_GRAPHS),

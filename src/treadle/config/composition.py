@@ -49,6 +49,12 @@ def check_displacement(user: EngineSettings, admission: str) -> None:
         raise StartError(f"priority_preemption needs admission estimate, not {admission}")
 
 
+def needed(axis: str, choice: str, other: str) -> tuple[str, ...]:
+    """The choices on the other axis that this one goes with; empty if it goes with all."""
+    rules = [r for r in REQUIREMENTS if (r.axis, r.choice, r.other) == (axis, choice, other)]
+    return rules[0].needed if rules else ()
+
+
 def check_composition(choices: Mapping[str, str]) -> None:
     """Raises StartError, in one sentence, for the first two choices that do not compose."""
     for rule in REQUIREMENTS:

@@ -132,7 +132,7 @@ def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:
 
 def _sections(case: Case, resolved: Resolved) -> tuple[Section, ...]:
     sections = []
-    for name in ("model", "cache", "schedule", "order", "runtime"):
+    for name in ("model", "cache", "schedule", "policy", "order", "runtime"):
         values = msgspec.structs.asdict(getattr(resolved, name))
         reasons = resolved.reasons
         sections.append(

@@ -17,7 +17,10 @@ from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.rules import RULES
 from treadle.config.settings import (
+    AdmissionName,
     BackendName,
+    ChunkPolicy,
+    CompositionName,
     ContextForm,
     EngineSettings,
     EvictionPolicy,
@@ -30,6 +33,7 @@ from treadle.config.settings import (
     PresetName,
     PriorityRule,
     PublicationName,
+    ShortageName,
     Source,
 )
 from treadle.config.view import Choice, View, this_device, watch
@@ -73,6 +77,21 @@ class ScheduleValues(msgspec.Struct, frozen=True, kw_only=True):
     allow_auto_truncate: bool
 
 
+class PolicyValues(msgspec.Struct, frozen=True, kw_only=True):
+    composition: CompositionName
+    admission: AdmissionName
+    shortage: ShortageName
+    chunked_prefill: bool
+    long_prefill_token_threshold: int
+    max_prefill_tokens: int
+    mixed_chunk: bool
+    chunk_policy: ChunkPolicy
+    chunk_unit_tokens: int
+    reserve_full_prompt: bool
+    watermark: float
+    schedule_conservativeness: float
+
+
 class OrderValues(msgspec.Struct, frozen=True, kw_only=True):
     order: OrderName
     priorities: PriorityRule
@@ -106,13 +125,14 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelValues
     cache: CacheValues
     schedule: ScheduleValues
+    policy: PolicyValues
     order: OrderValues
     runtime: RuntimeValues
     reasons: dict[str, Reason]
 
     def flat(self) -> dict[str, Any]:
         """The values by name, without sections, and their reasons; plain enough for JSON."""
-        sections = (self.model, self.cache, self.schedule, self.order, self.runtime)
+        sections = (self.model, self.cache, self.schedule, self.policy, self.order, self.runtime)
         values: dict[str, Any] = {"preset": self.preset}
         for section in sections:
             values |= msgspec.to_builtins(section)

@@ -46,6 +46,11 @@ OrderName = Literal["fcfs", "priority", "lpm", "dfs-weight", "hrrn", "lof", "ran
 PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 """What becomes of a request's priority: `engine.priorities`."""
 
+CompositionName = Literal["unified", "prefill-first", "two-stage"]
+AdmissionName = Literal["stepwise", "estimate", "no-evict", "max-utilization", "static"]
+ShortageName = Literal["preempt-newest", "preempt-lowest-priority", "retract-by-length", "never"]
+ChunkPolicy = Literal["in-turn", "equal-progress"]
+
 LengthRule = Literal["window", "sglang", "trtllm"]
 """How long prompts and answers may be: `text.lengths`."""
 
@@ -169,6 +174,53 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_auto_truncate: Annotated[
         bool | None,
         Meta(description="Under SGLang's length rule, cut what is too long in place of refusing."),
+    ] = None
+
+
+class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
+    composition: Annotated[
+        CompositionName | None, Meta(description="Who computes how many tokens in a step.")
+    ] = None
+    admission: Annotated[
+        AdmissionName | None, Meta(description="When there is enough KV for a request to start.")
+    ] = None
+    shortage: Annotated[
+        ShortageName | None, Meta(description="Who gives way when running requests find no KV.")
+    ] = None
+    chunked_prefill: Annotated[
+        bool | None,
+        Meta(description="Divide prompts that a step has no room for; else they wait for one."),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="unified: most tokens of one request in a step; 0: no bound."),
+    ] = None
+    max_prefill_tokens: Annotated[
+        AtLeastOne | None,
+        Meta(description="prefill-first: most prompt tokens of a step, but for the first prompt."),
+    ] = None
+    mixed_chunk: Annotated[
+        bool | None, Meta(description="prefill-first: let decodes join a step of prompts.")
+    ] = None
+    chunk_policy: Annotated[
+        ChunkPolicy | None,
+        Meta(description="two-stage: whether prompts get a step's tokens in turn, or all alike."),
+    ] = None
+    chunk_unit_tokens: Annotated[
+        AtLeastOne | None,
+        Meta(description="two-stage: a chunk that does not end a prompt is a multiple of it."),
+    ] = None
+    reserve_full_prompt: Annotated[
+        bool | None,
+        Meta(description="stepwise: start once all of a prompt finds blocks, not its first chunk."),
+    ] = None
+    watermark: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | None,
+        Meta(description="stepwise: share of the blocks that stays free when others run."),
+    ] = None
+    schedule_conservativeness: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="estimate: factor on how much requests are expected to generate."),
     ] = None
 
 
@@ -377,5 +429,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     schedule: ScheduleSettings = msgspec.field(default_factory=ScheduleSettings)
+    policy: PolicySettings = msgspec.field(default_factory=PolicySettings)
     order: OrderSettings = msgspec.field(default_factory=OrderSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)

@@ -18,7 +18,10 @@ from treadle.config.device import Device
 from treadle.config.facts import ModelFacts
 from treadle.config.hardware import Hardware
 from treadle.config.settings import (
+    AdmissionName,
     BackendName,
+    ChunkPolicy,
+    CompositionName,
     ContextForm,
     EngineSettings,
     EvictionPolicy,
@@ -30,6 +33,7 @@ from treadle.config.settings import (
     PrefixCacheKind,
     PriorityRule,
     PublicationName,
+    ShortageName,
     Source,
 )
 
@@ -63,6 +67,18 @@ class Settled:
     overlap_depth: int
     length_rule: LengthRule
     allow_auto_truncate: bool
+    composition: CompositionName
+    admission: AdmissionName
+    shortage: ShortageName
+    chunked_prefill: bool
+    long_prefill_token_threshold: int
+    max_prefill_tokens: int
+    mixed_chunk: bool
+    chunk_policy: ChunkPolicy
+    chunk_unit_tokens: int
+    reserve_full_prompt: bool
+    watermark: float
+    schedule_conservativeness: float
     order: OrderName
     priorities: PriorityRule
     low_priority_values_first: bool

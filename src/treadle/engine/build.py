@@ -19,7 +19,6 @@ from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
 from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
-from treadle.config.axes import in_force
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
 from treadle.config.facts import KVGroupFacts, ModelFacts
@@ -45,7 +44,14 @@ from treadle.schedule.build import build_scheduler
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.in_batch import InBatchCheck
 from treadle.schedule.order.waiting import WaitingOrder
-from treadle.schedule.policy import Policy
+from treadle.schedule.policy import (
+    Chunking,
+    Estimate,
+    Policy,
+    PrefillFirst,
+    Stepwise,
+    TwoStage,
+)
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits, Scheduler
 from treadle.wire.messages import Lengths, Progress
@@ -254,11 +260,23 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
 
 
 def _policy(resolved: Resolved) -> Policy:
-    order, admission = resolved.order, in_force(resolved.flat())["admission"]
-    gives_way = order.priorities == "count" and order.priority_preemption
-    if not gives_way or admission != "estimate":
-        return Policy()
-    return Policy(displacement=order.priority_preemption_threshold)
+    values, schedule, order = resolved.policy, resolved.schedule, resolved.order
+    displaces = order.priorities == "count" and order.priority_preemption
+    displaces = displaces and values.admission == "estimate"
+    return Policy(
+        composition=values.composition,
+        admission=values.admission,
+        shortage=values.shortage,
+        overlap_depth=schedule.overlap_depth,
+        chunking=Chunking(values.chunked_prefill, values.long_prefill_token_threshold),
+        prefill_first=PrefillFirst(
+            schedule.max_num_batched_tokens, values.max_prefill_tokens, values.mixed_chunk
+        ),
+        two_stage=TwoStage(values.chunk_policy == "equal-progress", values.chunk_unit_tokens),
+        stepwise=Stepwise(values.reserve_full_prompt, values.watermark),
+        estimate=Estimate(conservativeness=values.schedule_conservativeness),
+        displacement=order.priority_preemption_threshold if displaces else None,
+    )
 
 
 def _waiting(resolved: Resolved) -> WaitingOrder[Request]:

@@ -9,6 +9,8 @@ from treadle.config.processes import BY_PRESET
 
 _RULE = "free_after_load - (1 - fraction) * free_before_load"
 
+_CAPACITY = "admission estimate with new_token_ratio, retract on shortage"
+
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
 _NO_DRAFTS = absent("speculative decoding")
@@ -17,7 +19,7 @@ _ONE_DEVICE = absent("several devices")
 _TOGETHER = absent("prefill and decode apart")
 _ONE_TIER = absent("KV tiers")
 _OUTSIDE = outside("a gateway, outside the engine")
-_NO_ESTIMATE = absent("admission by estimate")
+_ESTIMATE = same("the same in its estimate")
 _IN_RULE = same("part of the memory rule")
 
 # fmt: off
@@ -68,24 +70,26 @@ _SCHEDULER = (
     Knob("in_batch_deprioritize_threshold", 32, "tokens", "environment",
          "shared with an earlier waiting request, at least", sets("in_batch_share_threshold")),
     Knob("max_prefill_tokens", 16384, "tokens", "argument", "always",
-         absent("max_num_batched_tokens bounds a step")),
+         sets("max_prefill_tokens")),
     Knob("chunked_prefill_size",
          {"lt_20GiB": 2048, "lt_35GiB": 2048, "lt_60GiB": 4096, "lt_90GiB": 8192,
           "lt_160GiB": 8192, "ge_160GiB": 16384, "unknown": 4096}, "tokens (-1 = off)", "hardware",
          "argument unset; divided by dp with DP attention", sets("max_num_batched_tokens"),
          rules.chunked_prefill_size),
-    Knob("enable_mixed_chunk", False, "bool", "argument", "always", axis("composition")),
-    Knob("clip_max_new_tokens", 4096, "tokens", "environment", "admission estimate", _NO_ESTIMATE),
-    Knob("schedule_conservativeness", 1.0, "factor", "argument", "always", _NO_ESTIMATE),
+    Knob("enable_mixed_chunk", False, "bool", "argument", "always",
+         sets("mixed_chunk")),
+    Knob("clip_max_new_tokens", 4096, "tokens", "environment", "admission estimate", _ESTIMATE),
+    Knob("schedule_conservativeness", 1.0, "factor", "argument", "always",
+         sets("schedule_conservativeness")),
     Knob("init_new_token_ratio", 0.7, "ratio", "environment", "times conservativeness, cap 1",
-         _NO_ESTIMATE),
+         _ESTIMATE),
     Knob("min_new_token_ratio_factor", 0.14, "factor of init", "environment", "always",
-         _NO_ESTIMATE),
-    Knob("new_token_ratio_decay_steps", 600, "decode steps", "environment", "always", _NO_ESTIMATE),
+         _ESTIMATE),
+    Knob("new_token_ratio_decay_steps", 600, "decode steps", "environment", "always", _ESTIMATE),
     Knob("retract_decode_steps", 20, "tokens", "environment",
-         "re-estimate and post-retract eviction", absent("retraction")),
+         "re-estimate and post-retract eviction", same("20 in the new ratio")),
     Knob("retraction_policy", "length", "enum length|priority", "argument", "always",
-         axis("shortage")),
+         sets("shortage", {"length": "retract-by-length"})),
     Knob("prefill_max_requests", None, "requests", "argument", "always", same("no such limit")),
     Knob("num_continuous_decode_steps", 1, "steps", "argument", "always",
          same("each step is planned anew")),
@@ -93,8 +97,8 @@ _SCHEDULER = (
     Knob("stream_interval", 1, "tokens", "argument", "always", same("every token is sent")),
     Knob("enable_prefill_delayer", False, "bool", "argument", "always",
          same("prefill is not delayed")),
-    Knob("capacity_policy", "admission estimate with new_token_ratio, retract on shortage", "rule",
-         "data_structure", "always", axis("admission")),
+    Knob("capacity_policy", _CAPACITY, "rule",
+         "data_structure", "always", sets("admission", {_CAPACITY: "estimate"})),
 )
 
 _ADMISSION = (

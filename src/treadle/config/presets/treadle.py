@@ -49,6 +49,31 @@ _SCHEDULE = (
          "on a CPU planning and computing share the cores", sets("overlap_depth")),
 )
 
+_POLICY = (
+    Knob("composition", "unified", "composition", "default",
+         "decodes and prompts share a step, so nobody waits for the other's", sets("composition")),
+    Knob("admission", "stepwise", "admission", "default", "no KV lies idle for an answer to come",
+         sets("admission")),
+    Knob("shortage", "preempt-newest", "shortage", "default",
+         "the cache gives most of it back, and the oldest always ends", sets("shortage")),
+    Knob("chunked_prefill", True, "bool", "default", "a long prompt does not hold up a step",
+         sets("chunked_prefill")),
+    Knob("long_prefill_token_threshold", 0, "tokens", "default", "the step's tokens bound it",
+         sets("long_prefill_token_threshold")),
+    Knob("max_prefill_tokens", 16384, "tokens", "default", "SGLang's, for its composition",
+         sets("max_prefill_tokens")),
+    Knob("mixed_chunk", False, "bool", "default", "prefill-first keeps them apart, as in SGLang",
+         sets("mixed_chunk")),
+    Knob("chunk_policy", "in-turn", "policy", "default", "the first is done soonest",
+         sets("chunk_policy")),
+    Knob("reserve_full_prompt", True, "bool", "default",
+         "a prompt that starts can be computed to its end", sets("reserve_full_prompt")),
+    Knob("watermark", 0.0, "share of blocks", "default", "no blocks are held back",
+         sets("watermark")),
+    Knob("schedule_conservativeness", 1.0, "factor", "default", "SGLang's, for its estimate",
+         sets("schedule_conservativeness")),
+)
+
 _ORDER = (
     Knob("order", "fcfs", "order", "default", "nobody waits for ever, and nothing is sorted",
          sets("order")),
@@ -101,5 +126,11 @@ PRESET = Preset(
         "processes": BY_PRESET["treadle"],
         "overlap": "0",
     },
-    groups={"cache": _CACHE, "schedule": _SCHEDULE, "order": _ORDER, "runtime": _RUNTIME},
+    groups={
+        "cache": _CACHE,
+        "schedule": _SCHEDULE,
+        "policy": _POLICY,
+        "order": _ORDER,
+        "runtime": _RUNTIME,
+    },
 )

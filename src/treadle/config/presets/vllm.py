@@ -9,6 +9,9 @@ from treadle.config.processes import BY_PRESET
 
 _RULE = "ceil(total*utilization) - measured_non_kv - graph_estimate"
 
+_PREEMPTION = "recompute; fcfs: last running, priority: max (priority, arrival)"
+_CAPACITY = "incremental allocation with preemption"
+
 _NO_GRAPHS = cuda("CUDA graphs")
 _NO_KERNELS = cuda("CUDA kernels")
 _NO_DRAFTS = absent("speculative decoding")
@@ -46,7 +49,7 @@ _KV_BUDGET = (
          sets("kv_dtype"), rules.cache_dtype),
     Knob("watermark", 0.0, "fraction of blocks", "config_class",
          "applied to waiting/preempted requests only when something is already scheduled",
-         same("no blocks are held back")),
+         sets("watermark")),
 )
 
 _SCHEDULER = (
@@ -62,25 +65,26 @@ _SCHEDULER = (
          "requests", "hardware+entry point", "argument unset; min with max_num_batched_tokens",
          sets("max_num_seqs"), rules.max_num_seqs),
     Knob("long_prefill_token_threshold", 0, "tokens (0 = off)", "config_class", "always",
-         same("no threshold")),
+         sets("long_prefill_token_threshold")),
     Knob("enable_chunked_prefill", "model_default", "bool", "model",
          "argument unset: true for generative models except encoder-decoder; pooling models "
          "depend on the pooling type",
-         same("a prompt above the step's tokens is computed in chunks"), rules.chunked_prefill),
+         sets("chunked_prefill"), rules.chunked_prefill),
     Knob("mixed_prefill_decode", True, "bool", "data_structure", "one token budget for both phases",
-         axis("composition")),
+         sets("composition", {True: "unified"})),
     Knob("scheduler_reserve_full_isl", True, "bool", "config_class",
          "a waiting request is admitted only if its whole sequence fits free blocks",
-         same("a prompt starts once all of it finds blocks")),
+         sets("reserve_full_prompt")),
     Knob("prefill_schedule_interval", 1, "steps", "config_class", "always",
          same("prefill in every step")),
     Knob("stream_interval", 1, "tokens", "config_class", "always", same("every token is sent")),
     Knob("max_num_queued", None, "requests", "data_structure",
          "no queue limit exists in the engine", absent("max_queued_requests ends the queue")),
-    Knob("preemption", "recompute; fcfs: last running, priority: max (priority, arrival)", "rule",
-         "data_structure", "allocation failure of a running request", axis("shortage")),
-    Knob("capacity_policy", "incremental allocation with preemption", "rule", "data_structure",
-         "always", axis("admission")),
+    Knob("preemption", _PREEMPTION, "rule",
+         "data_structure", "allocation failure of a running request",
+         sets("shortage", {_PREEMPTION: "preempt-newest"})),
+    Knob("capacity_policy", _CAPACITY, "rule", "data_structure",
+         "always", sets("admission", {_CAPACITY: "stepwise"})),
 )
 
 _PREFIX_CACHE = (

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treadle.config.rules import cache, kv_memory, order, processes, runtime, schedule, window
+from treadle.config.rules import (
+    cache,
+    kv_memory,
+    order,
+    policy,
+    processes,
+    runtime,
+    schedule,
+    window,
+)
 from treadle.config.view import Choice, View
 
 
@@ -51,6 +60,18 @@ RULES = (
     Rule("in_batch_share_threshold", "order", order.in_batch_share_threshold),
     Rule("sort_limit", "order", order.sort_limit),
     Rule("order_seed", "order", order.order_seed),
+    Rule("composition", "policy", policy.composition),
+    Rule("admission", "policy", policy.admission),
+    Rule("shortage", "policy", policy.shortage),
+    Rule("chunked_prefill", "policy", policy.chunked_prefill),
+    Rule("long_prefill_token_threshold", "policy", policy.long_prefill_token_threshold),
+    Rule("max_prefill_tokens", "policy", policy.max_prefill_tokens),
+    Rule("mixed_chunk", "policy", policy.mixed_chunk),
+    Rule("chunk_policy", "policy", policy.chunk_policy),
+    Rule("chunk_unit_tokens", "policy", policy.chunk_unit_tokens),
+    Rule("reserve_full_prompt", "policy", policy.reserve_full_prompt),
+    Rule("watermark", "policy", policy.watermark),
+    Rule("schedule_conservativeness", "policy", policy.schedule_conservativeness),
     Rule("kv_budget_bytes", "cache", kv_memory.kv_budget_bytes),
     Rule("num_blocks", "cache", kv_memory.num_blocks),
 )

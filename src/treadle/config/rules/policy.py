@@ -1,0 +1,90 @@
+"""Who computes in a step, who may start, and who gives way; with the parameters of each."""
+
+from __future__ import annotations
+
+from treadle.config.composition import needed
+from treadle.config.rules.asked import asked_for, chosen
+from treadle.config.view import Choice, View
+
+
+def composition(see: View) -> Choice:
+    asked = see.user.policy.composition
+    if asked is None and see.user.preset == "sglang":
+        return Choice("prefill-first", "preset", "SGLang's: a step of prompts, or one of decodes")
+    return chosen(see, "composition", asked)
+
+
+def admission(see: View) -> Choice:
+    """Left open, it goes with the composition."""
+    return _fitting(
+        see,
+        "admission",
+        see.user.policy.admission,
+        needed("composition", see.settled.composition, "admission"),
+    )
+
+
+def shortage(see: View) -> Choice:
+    """Left open, it goes with the admission, and with priorities that count."""
+    choice = _fitting(
+        see,
+        "shortage",
+        see.user.policy.shortage,
+        needed("admission", see.settled.admission, "shortage"),
+    )
+    left_open = see.user.policy.shortage is None and choice.value == "preempt-newest"
+    if left_open and see.settled.order == "priority":
+        sentence = "the order goes by priorities, so the least important gives way"
+        return Choice("preempt-lowest-priority", "data structure", sentence)
+    return choice
+
+
+def _fitting(see: View, name: str, asked: str | None, fits: tuple[str, ...]) -> Choice:
+    choice = chosen(see, name, asked)
+    if asked is not None or not fits or choice.value in fits:
+        return choice
+    return Choice(fits[0], "data structure", f"what was chosen beside it needs {fits[0]}")
+
+
+def chunked_prefill(see: View) -> Choice:
+    return chosen(see, "chunked_prefill", see.user.policy.chunked_prefill)
+
+
+def long_prefill_token_threshold(see: View) -> Choice:
+    asked = see.user.policy.long_prefill_token_threshold
+    return chosen(see, "long_prefill_token_threshold", asked)
+
+
+def max_prefill_tokens(see: View) -> Choice:
+    return chosen(see, "max_prefill_tokens", see.user.policy.max_prefill_tokens)
+
+
+def mixed_chunk(see: View) -> Choice:
+    return chosen(see, "mixed_chunk", see.user.policy.mixed_chunk)
+
+
+def chunk_policy(see: View) -> Choice:
+    return chosen(see, "chunk_policy", see.user.policy.chunk_policy)
+
+
+def chunk_unit_tokens(see: View) -> Choice:
+    """TensorRT-LLM's: a block, with windows at least 256 tokens."""
+    asked = see.user.policy.chunk_unit_tokens
+    if asked is not None:
+        return asked_for(see, "chunk_unit_tokens", asked)
+    block = see.settled.block_size
+    if any(group.window is not None for group in see.model.kv_groups):
+        return Choice(max(block, 256), "model card", "layers with windows: 256 tokens at least")
+    return Choice(block, "data structure", f"a block of {block} tokens")
+
+
+def reserve_full_prompt(see: View) -> Choice:
+    return chosen(see, "reserve_full_prompt", see.user.policy.reserve_full_prompt)
+
+
+def watermark(see: View) -> Choice:
+    return chosen(see, "watermark", see.user.policy.watermark)
+
+
+def schedule_conservativeness(see: View) -> Choice:
+    return chosen(see, "schedule_conservativeness", see.user.policy.schedule_conservativeness)
