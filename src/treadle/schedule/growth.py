@@ -38,7 +38,7 @@ class Growth(Generic[R]):
                 wants.append((request, request.num_computed + tokens))
         while (victim := self._shortage.excess(wants)) is not None:
             wants = [want for want in wants if want[0] is not victim]
-            self.give_way(victim, draft)
+            self._run_short(victim, draft)
 
     def reach(self, request: R, num_tokens: int, draft: Draft[R]) -> bool:
         """Get blocks for `num_tokens` tokens; others give way until there are enough.
@@ -53,18 +53,14 @@ class Growth(Generic[R]):
             victim = self._shortage.victim(request)
             if victim is None or (victim is request and self._running.in_flight):
                 return False
-            self.give_way(victim, draft)
+            self._run_short(victim, draft)
             if victim is request:
                 return False
         return True
 
     def give_way(self, victim: R, draft: Draft[R]) -> None:
-        """The last one has nobody to wait for: what it does not find now it never will."""
-        alone = len(self._running.requests) == 1
+        """The request loses its place to another, and waits again."""
         self._running.stop(victim, draft, shows_kv=self._shortage.shows_kv)
-        if alone:
-            self._running.given_up.append(victim)
-            return
         self._running.counters.preemptions += 1
         if not self._shortage.shows_kv:
             self._running.counters.retractions += 1
@@ -72,3 +68,12 @@ class Growth(Generic[R]):
             self._waiting.put_back(victim)
         else:
             self._waiting.add(victim)
+
+    def _run_short(self, victim: R, draft: Draft[R]) -> None:
+        """For want of blocks. The last one has nobody to wait for: what it does not find now it
+        never will."""
+        if len(self._running.requests) > 1:
+            self.give_way(victim, draft)
+            return
+        self._running.stop(victim, draft, shows_kv=self._shortage.shows_kv)
+        self._running.given_up.append(victim)
