@@ -45,8 +45,10 @@ RANKS: dict[str, Callable[[Node], tuple[int, ...]]] = {
 class NaiveTree:
     """The nodes by all that leads to them; a node's parent is the longest of its beginnings."""
 
-    def __init__(self, num_blocks: int, size: int, policy: str) -> None:
+    def __init__(self, num_blocks: int, size: int, policy: str, soft: int | None) -> None:
         self.num_blocks, self.size, self.rank = num_blocks, size, RANKS[policy]
+        self.touched = num_blocks if soft is None else soft
+        """A pool of so many would do; it grows where what is held needs more."""
         self.nodes: dict[Key, Node] = {}
         self.holders: list[Holder] = []
         self.num_evicted = 0
@@ -101,9 +103,12 @@ class NaiveTree:
     def grow(self, holder: Holder, num_blocks: int) -> bool:
         if num_blocks > self.available():
             return False
-        used = sum(h.own for h in self.holders)
-        while num_blocks > self.num_blocks - used - len(self._runs()):
+        used = num_blocks + sum(h.own for h in self.holders)
+        while used + len(self._runs()) > self.touched:
+            if all(self._locked(run) for run in self._runs()):
+                break
             self._evict()
+        self.touched = max(self.touched, used + len(self._runs()))
         holder.own += num_blocks
         return True
 
@@ -151,8 +156,9 @@ class NaiveTree:
 class NaiveQueue:
     """All blocks that nobody holds in one list; its head is handed out next."""
 
-    def __init__(self, num_blocks: int, size: int, window: int | None = None) -> None:
+    def __init__(self, num_blocks: int, size: int, window: int | None, soft: int | None) -> None:
         self.size, self.window = size, window
+        self.touched = num_blocks if soft is None else soft
         self.queue = list(range(num_blocks))
         self.holds = [0] * num_blocks
         self.names: list[tuple[Key, int]] = []
@@ -197,13 +203,22 @@ class NaiveQueue:
         if num_blocks > len(self.queue):
             return False
         for _ in range(num_blocks):
-            block = self.queue.pop(0)
+            block = self.queue.pop(self._next())
             before = len(self.names)
             self.names = [entry for entry in self.names if entry[1] != block]
             self.num_evicted += before - len(self.names)
             self.holds[block] = 1
             holder.blocks.append(block)
         return True
+
+    def _next(self) -> int:
+        """Those without a name are in front; beyond what was touched, one with a name will do."""
+        named = {block for _, block in self.names}
+        busy = len(self.holds) - sum(block not in named for block in self.queue)
+        if busy < self.touched:
+            return 0
+        self.touched = max(self.touched, busy + (not named.intersection(self.queue)))
+        return next((i for i, block in enumerate(self.queue) if block in named), 0)
 
     def publish(self, holder: Holder, tokens: Sequence[int], computed: int, *, whole: bool) -> None:
         for end in range(len(holder.shown) + self.size, computed + 1, self.size):
@@ -245,8 +260,13 @@ def kinds(*, window: bool) -> Iterator[tuple[str, str]]:
 
 
 def build_naive(
-    index: str, policy: str, num_blocks: int, size: int, window: int | None = None
+    index: str,
+    policy: str,
+    num_blocks: int,
+    size: int,
+    window: int | None = None,
+    soft: int | None = None,
 ) -> Naive:
     if index == "radix":
-        return NaiveTree(num_blocks, size, policy)
-    return NaiveQueue(num_blocks, size, window)
+        return NaiveTree(num_blocks, size, policy, soft)
+    return NaiveQueue(num_blocks, size, window, soft)

@@ -10,7 +10,7 @@ import pytest
 from tests.cache.naive import Holder, build_naive, kinds
 from tests.simulation.world import random_prompt
 from treadle.cache.hashed import HashedPrefixCache
-from treadle.cache.kv import build_prefix_cache
+from treadle.cache.kv import Keeping, build_prefix_cache
 from treadle.cache.prefix import Lease, Published, Window
 from treadle.cache.radix import Node, RadixPrefixCache
 
@@ -39,6 +39,46 @@ def test_finds_what_a_list_would_find(
         life.step()
     assert (life.cache.num_evicted > 0) == (tokens == FEW)
     life.end()
+
+
+@pytest.mark.parametrize("soft", [0, 80, 200])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("index", "policy"), list(kinds(window=False)))
+def test_beyond_a_soft_limit_what_is_cached_goes_before_fresh_blocks(
+    index: str, policy: str, size: int, soft: int
+) -> None:
+    life = Life(index, policy, size, PLENTY, None, soft=soft)
+    for _ in range(150):
+        life.step()
+    assert life.cache.num_evicted > 0
+    life.end()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_windows_slide_under_a_soft_limit(size: int) -> None:
+    life = Life("hashed", "free-queue", size, PLENTY, 9, soft=80)
+    for _ in range(150):
+        life.step()
+    assert life.cache.num_evicted > 0
+    life.end()
+
+
+@pytest.mark.parametrize("index", ["radix", "hashed", "block-tree"])
+def test_requests_that_come_one_by_one_need_no_more_than_the_soft_limit(index: str) -> None:
+    """And those that run together get what they need beyond it, as far as there are blocks."""
+    cache = build_prefix_cache(index, 100, 4, keeping=Keeping(num_soft=15))
+    seen = set[int]()
+    for start in range(0, 2000, 100):
+        tokens = list(range(start, start + 20))
+        lease = cache.lease(cache.match(tokens, ""), "")
+        seen |= set(cache.grow(lease, 5) or ())
+        cache.release(lease, tokens, 20)
+        assert cache.match(tokens, "").num_tokens == 20
+        assert cache.num_available == 100
+    assert seen == set(range(15))
+    leases = [cache.lease(cache.match([], ""), "") for _ in range(20)]
+    assert all(cache.grow(lease, 5) is not None for lease in leases)
+    cache.check(leases)
 
 
 def forgets_hits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +166,24 @@ class Life:
     """Requests that come, compute, give way and go, in a cache and in its naive twin."""
 
     def __init__(
-        self, index: str, policy: str, size: int, tokens: int, window: int | None, seed: int = 0
+        self,
+        index: str,
+        policy: str,
+        size: int,
+        tokens: int,
+        window: int | None,
+        seed: int = 0,
+        *,
+        soft: int | None = None,
     ) -> None:
+        """`soft` counts tokens."""
+        num_soft = None if soft is None else soft // size
         sliding = Window(window, 40) if window else None
         count = tokens // size
         self.rng = random.Random(f"{index}{policy}{size}{tokens}{window}{seed}")
-        self.cache = build_prefix_cache(index, count, size, sliding, eviction=policy)
-        self.naive = build_naive(index, policy, count, size, window)
+        keeping = Keeping(eviction=policy, num_soft=num_soft)
+        self.cache = build_prefix_cache(index, count, size, sliding, keeping=keeping)
+        self.naive = build_naive(index, policy, count, size, window, num_soft)
         self.longest = min(40, tokens - size)
         self.alive: list[tuple[Lease, Holder, list[int], int]] = []
         self.probes: list[tuple[list[int], str]] = []

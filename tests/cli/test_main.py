@@ -75,6 +75,7 @@ def test_every_field_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         "block_size": 32,
         "kv_dtype": "bf16",
         "kv_cache_memory_bytes": 1000,
+        "kv_soft_limit_bytes": 500,
         "kv_memory_rule": "reserve",
         "kv_memory_fraction": 0.25,
         "max_num_seqs": 3,

@@ -93,7 +93,8 @@ BASES: dict[str, View] = {
 }
 
 GIVEN = {
-    name: Given("config file") for name in [rule.name for rule in RULES] + ["kv_cache_memory_bytes"]
+    name: Given("config file")
+    for name in [*(rule.name for rule in RULES), "kv_cache_memory_bytes", "kv_soft_limit_bytes"]
 }
 
 OTHERS: dict[str, list[Any]] = {
@@ -110,6 +111,7 @@ OTHERS: dict[str, list[Any]] = {
     "user.cache.block_size": [None, 1, 16, 32],
     "user.cache.kv_dtype": [None, "f16", "bf16"],
     "user.cache.kv_cache_memory_bytes": [None, 2**27, 2**40],
+    "user.cache.kv_soft_limit_bytes": [None, 0, 2**26],
     "user.cache.kv_memory_rule": [None, "of-free", "of-total", "reserve", "after-peak"],
     "user.cache.kv_memory_fraction": [None, 0.25, 0.6],
     "user.schedule.max_num_seqs": [None, 2, 5000],
@@ -180,6 +182,7 @@ OTHERS: dict[str, list[Any]] = {
     "settled.kv_memory_rule": ["of-free", "of-total", "reserve", "after-peak"],
     "settled.kv_memory_fraction": [0.11, 0.95],
     "settled.kv_budget_bytes": [2**28, 2**45],
+    "settled.num_blocks": [(7,), (4000,)],
     "settled.max_num_seqs": [1, 100, 10_000],
     "settled.max_num_batched_tokens": [64, 4000],
     "settled.overlap_depth": [0, 1],

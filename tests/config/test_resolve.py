@@ -65,6 +65,7 @@ def test_what_is_asked_for_holds() -> None:
             block_size=32,
             kv_dtype="f32",
             kv_cache_memory_bytes=10**7,
+            kv_soft_limit_bytes=10**6,
         ),
         schedule=ScheduleSettings(
             max_num_seqs=3,
@@ -116,7 +117,8 @@ def test_what_is_asked_for_holds() -> None:
     assert (cache.prefix_cache, cache.block_size, cache.kv_dtype) == ("hashed", 32, "f32")
     assert (cache.eviction_policy, cache.publication) == ("free-queue", "postpone")
     assert cache.prefix_wait_tokens == 7
-    assert cache.num_blocks == (10**7 // (11520 * 4 * 32),)
+    assert cache.num_blocks == (6,) == (10**7 // (11520 * 4 * 32),)
+    assert cache.num_soft_blocks == (0,) == (10**6 // (11520 * 4 * 32),)
     assert (schedule.max_num_seqs, schedule.max_num_batched_tokens) == (3, 40)
     assert schedule.overlap_depth == 1
     assert msgspec.structs.asdict(resolved.policy) == msgspec.structs.asdict(asked.policy)
@@ -364,6 +366,26 @@ def test_partial_reuse_is_on_where_the_index_and_all_groups_can() -> None:
 def test_partial_reuse_that_cannot_be(cache: dict[str, Any], sentence: str) -> None:
     with pytest.raises(StartError, match=sentence):
         partial(**cache)
+
+
+def soft(model: ModelFacts = FACTS, **cache: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    values = resolve(EngineSettings(cache=CacheSettings(**cache)), model, MACHINE).cache
+    return values.num_blocks, values.num_soft_blocks
+
+
+def test_groups_share_a_soft_limit_as_they_share_memory() -> None:
+    window = (KVGroupFacts(values_per_token=256), KVGroupFacts(values_per_token=64, window=64))
+    windowed = msgspec.structs.replace(FACTS, kv_groups=window)
+    (blocks, others), limits = soft(windowed, kv_soft_limit_bytes=2**20, kv_dtype="f16")
+    assert sum(n * 16 * 2 * v for n, v in zip(limits, (256, 64), strict=True)) <= 2**20
+    assert abs(limits[0] / limits[1] - blocks / others) < 0.1
+    for limit in (None, 0, 2**50):
+        assert len(set(soft(windowed, kv_soft_limit_bytes=limit))) == 1
+
+
+def test_without_a_cache_nothing_can_make_room() -> None:
+    with pytest.raises(StartError, match="kv_soft_limit_bytes is 5, but prefix_cache is none"):
+        soft(prefix_cache="none", kv_soft_limit_bytes=5)
 
 
 def test_the_native_kernels_read_block_tables() -> None:

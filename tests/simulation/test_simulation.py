@@ -54,6 +54,7 @@ SHARED = [
     *((index, "postpone") for index in ("radix", "hashed", "block-tree")),
     ("hashed", "at-plan"),
     *((f"radix by {policy}", "at-chunk-end") for policy in sorted(EVICTIONS.keys() - {"lru"})),
+    *((f"{index} soft 30", "at-chunk-end") for index in ("radix", "hashed", "block-tree")),
 ]
 
 
@@ -88,7 +89,8 @@ def run_life(
     # Requests that keep only a window seldom outgrow what they were admitted with.
     assert world.scheduler.counters.preemptions > 0 or all(group.window for group in groups)
     assert (world.scheduler.counters.prefix_hits > 0) == (index != "none")
-    assert (world.num_copies > 0) == (index == "block-tree" and _part_blocks(groups))
+    copies = index in ("block-tree", "block-tree soft 30")
+    assert (world.num_copies > 0) == (copies and _part_blocks(groups))
     return world
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tests.simulation.grammar import Rules, SimCompiler
 from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
-from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.cache.kv import Keeping, KVCache, build_prefix_cache
 from treadle.cache.prefix import NO_BLOCK, PrefixCache, Window
 from treadle.engine.admission import Served
 from treadle.engine.compiling import Compiling
@@ -145,7 +145,9 @@ class Group:
 
     def build(self, index: str, budget: int) -> PrefixCache:
         window = None if self.window is None else Window(self.window, budget)
-        kind, _, without = index.partition(" without ")
+        kind, _, soft = index.partition(" soft ")
+        num_soft = int(soft) // self.block_size if soft else None
+        kind, _, without = kind.partition(" without ")
         kind, _, eviction = kind.partition(" by ")
         partial = PartialReuse(copies=without != "copies") if kind == "block-tree" else None
         return build_prefix_cache(
@@ -153,8 +155,7 @@ class Group:
             self.num_blocks,
             self.block_size,
             window,
-            eviction=eviction or "lru",
-            partial_reuse=partial,
+            keeping=Keeping(eviction or "lru", partial, num_soft),
         )
 
 

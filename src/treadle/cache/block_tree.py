@@ -48,14 +48,19 @@ class BlockTreePrefixCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, partial_reuse: PartialReuse | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        partial_reuse: PartialReuse | None = None,
+        *,
+        num_soft: int | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
         self.num_evicted = 0
         self._partial = partial_reuse or PartialReuse()
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, num_soft)
         self._root = Node(None, (), _NO_BLOCK)
         """Its children are the salts', which hold no block either, and which no two salts share."""
         self._holders: dict[int, int] = {}
@@ -226,7 +231,7 @@ class BlockTreePrefixCache:
             self._pool.free([block])
 
     def _take(self, num_blocks: int) -> list[int]:
-        while self._pool.num_free < num_blocks:
+        while self._pool.num_ready < num_blocks and len(self._unheld):
             self.num_evicted += self._evict()
         blocks = self._pool.take(num_blocks)
         self._holders.update(dict.fromkeys(blocks, 1))

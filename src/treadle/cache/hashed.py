@@ -36,7 +36,14 @@ class HashedPrefixCache:
     """A block with no holder is in the pool or among the cached ones, once. Equal blocks computed
     at the same time all stay; the one published first is found, and the next once it is gone."""
 
-    def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        window: Window | None = None,
+        *,
+        num_soft: int | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
@@ -49,7 +56,7 @@ class HashedPrefixCache:
         """The block that is found under a digest."""
         self._twins: dict[bytes, list[int]] = {}
         """Further blocks of the same digest, in order of publication."""
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, num_soft)
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Blocks that had a digest when their last holder left; the next to be handed out first."""
         self._chained: tuple[str, list[int], list[bytes]] = ("", [], [])
@@ -129,12 +136,13 @@ class HashedPrefixCache:
     def grow(self, lease: Lease, num_blocks: int) -> list[int] | None:
         if num_blocks > self.num_available:
             return None
-        blocks = self._pool.take(min(num_blocks, self._pool.num_free))
-        while len(blocks) < num_blocks:
+        blocks = self._pool.take(min(num_blocks, self._pool.num_ready))
+        while len(blocks) < num_blocks and self._cached:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
             self.num_evicted += 1
             blocks.append(block)
+        blocks += self._pool.take(num_blocks - len(blocks))
         self._holders.update(dict.fromkeys(blocks, 1))
         lease.blocks += blocks
         return blocks

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from treadle.cache.block_tree import BlockTreePrefixCache, PartialReuse
 from treadle.cache.eviction import EVICTIONS
@@ -229,25 +230,38 @@ class KVCache:
             group.check([lease.parts[index] for lease in leases])
 
 
+class Keeping(NamedTuple):
+    """What an index does with KV that nobody holds, as far as its kind knows it."""
+
+    eviction: str = "lru"
+    """The radix tree's."""
+    partial_reuse: PartialReuse | None = None
+    """The block tree's."""
+    num_soft: int | None = None
+    """Once so many blocks were taken, cached ones make room before fresh ones are."""
+
+
 def build_prefix_cache(
     kind: str,
     num_blocks: int,
     block_size: int,
     window: Window | None = None,
     *,
-    eviction: str = "lru",
-    partial_reuse: PartialReuse | None = None,
+    keeping: Keeping | None = None,
 ) -> PrefixCache:
     """The index of one group. A sliding window is kept by the hash index under every kind: a tree
-    would hold on to whole paths. `eviction` is the radix tree's and `partial_reuse` the block
-    tree's."""
+    would hold on to whole paths."""
+    keeping = keeping or Keeping()
+    num_soft = keeping.num_soft
     if kind == "none":
         return NoPrefixCache(num_blocks, block_size, window)
     if kind == "hashed" or window is not None:
-        return HashedPrefixCache(num_blocks, block_size, window)
+        return HashedPrefixCache(num_blocks, block_size, window, num_soft=num_soft)
     if kind == "block-tree":
-        return BlockTreePrefixCache(num_blocks, block_size, partial_reuse)
-    return RadixPrefixCache(num_blocks, block_size, EVICTIONS[eviction])
+        partial = keeping.partial_reuse
+        return BlockTreePrefixCache(num_blocks, block_size, partial, num_soft=num_soft)
+    eviction = EVICTIONS[keeping.eviction]
+    return RadixPrefixCache(num_blocks, block_size, eviction, num_soft=num_soft)
 
 
 def _num_held(blocks: Sequence[int]) -> int:

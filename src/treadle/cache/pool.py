@@ -11,8 +11,9 @@ class BlockPool:
     Blocks that were never taken are a number, not a list: a pool may have millions of them.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_soft: int | None = None) -> None:
         self._num_blocks = num_blocks
+        self._num_soft = num_blocks if num_soft is None else min(num_soft, num_blocks)
         self._fresh = 0
         """The first block that was never taken; those behind it were not either."""
         self._returned: list[int] = []
@@ -20,6 +21,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._returned) + self._num_blocks - self._fresh
+
+    @property
+    def num_ready(self) -> int:
+        """Free blocks that need no memory beyond the soft limit: those that were taken before, and
+        fresh ones up to it. An index evicts before it takes others."""
+        return len(self._returned) + max(self._num_soft - self._fresh, 0)
 
     def take(self, count: int) -> list[int]:
         assert count <= self.num_free, "the caller checks what is available"

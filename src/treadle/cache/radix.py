@@ -60,13 +60,20 @@ class RadixPrefixCache:
     nodes; `evictable` is the number of blocks in nodes without locks. What a strategy ranks by
     changes only while a node is locked."""
 
-    def __init__(self, num_blocks: int, block_size: int, eviction: Eviction | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        eviction: Eviction | None = None,
+        *,
+        num_soft: int | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
         self.num_evicted = 0
         self._eviction = eviction or LeastRecentlyUsed()
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, num_soft)
         self._root = Node(None, None, [], [])
         self._root.locks = 1
         self._evictable = 0
@@ -130,8 +137,8 @@ class RadixPrefixCache:
     def grow(self, lease: Lease, num_blocks: int) -> list[int] | None:
         if num_blocks > self.num_available:
             return None
-        if num_blocks > self._pool.num_free:
-            self.num_evicted += self.evict(num_blocks - self._pool.num_free)
+        if num_blocks > self._pool.num_ready:
+            self.num_evicted += self.evict(num_blocks - self._pool.num_ready)
         blocks = self._pool.take(num_blocks)
         lease.blocks += blocks
         return blocks

@@ -67,6 +67,8 @@ class CacheValues(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that K and V may take."""
     num_blocks: tuple[int, ...]
     """Per KV group."""
+    num_soft_blocks: tuple[int, ...]
+    """Once so many of them were taken, cached ones make room before others are."""
 
 
 class ScheduleValues(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,6 +140,13 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: Annotated[
         AtLeastOne | None, Meta(description="Memory for K and V, in bytes.")
     ] = None
+    kv_soft_limit_bytes: Annotated[
+        NotNegative | None,
+        Meta(
+            description="Once K and V have taken so much memory, prefixes that nobody holds make"
+            " room before more is taken; 0: only once all they may take is full."
+        ),
+    ] = None
     kv_memory_rule: Annotated[
         KVMemoryRule | None,
         Meta(

@@ -62,6 +62,7 @@ class Settled:
     kv_memory_fraction: float
     kv_budget_bytes: int
     num_blocks: tuple[int, ...]
+    num_soft_blocks: tuple[int, ...]
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_depth: int

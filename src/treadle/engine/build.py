@@ -17,7 +17,7 @@ import msgspec
 
 from treadle.cache.block_tree import PartialReuse
 from treadle.cache.fence import Fence
-from treadle.cache.kv import KVCache, build_prefix_cache
+from treadle.cache.kv import Keeping, KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
@@ -302,9 +302,10 @@ def _kv_cache(resolved: Resolved, card: ModelCard) -> KVCache:
                 count,
                 cache.block_size,
                 window,
-                eviction=cache.eviction_policy,
-                partial_reuse=partial,
+                keeping=Keeping(cache.eviction_policy, partial, num_soft),
             )
-            for count, window in zip(cache.num_blocks, windows, strict=True)
+            for count, num_soft, window in zip(
+                cache.num_blocks, cache.num_soft_blocks, windows, strict=True
+            )
         ]
     )

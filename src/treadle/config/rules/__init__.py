@@ -74,4 +74,5 @@ RULES = (
     Rule("schedule_conservativeness", "policy", policy.schedule_conservativeness),
     Rule("kv_budget_bytes", "cache", kv_memory.kv_budget_bytes),
     Rule("num_blocks", "cache", kv_memory.num_blocks),
+    Rule("num_soft_blocks", "cache", kv_memory.num_soft_blocks),
 )

@@ -92,6 +92,25 @@ def num_blocks(see: View) -> Choice:
     return Choice(divide(budget, demands), "data structure", f"so many fit in {binary(budget)}")
 
 
+def num_soft_blocks(see: View) -> Choice:
+    """Left open, all: whether a prefix will be asked for again cannot be told before it is, and a
+    conversation is not heard of for minutes between two turns."""
+    asked, blocks = see.user.cache.kv_soft_limit_bytes, see.settled.num_blocks
+    if asked is None:
+        return Choice(blocks, "default", "all of them: what was computed may be asked for again")
+    if not asked:
+        return asked_for(see, "kv_soft_limit_bytes", blocks, ": no limit below num_blocks")
+    if see.settled.prefix_cache == "none":
+        raise StartError(
+            f"kv_soft_limit_bytes is {asked}, but prefix_cache is none: nothing is kept that could"
+            " make room"
+        )
+    sizes = [demand.block_bytes for demand in _demands(see)]
+    taken = sum(count * size for count, size in zip(blocks, sizes, strict=True))
+    soft = tuple(min(count, count * asked // taken) for count in blocks)
+    return asked_for(see, "kv_soft_limit_bytes", soft, f": so many take {binary(asked)}")
+
+
 def _of_free(see: View, memory: Memory, fraction: float) -> Choice:
     left = memory.free_bytes - memory.weights_bytes - memory.activation_bytes
     share = int(fraction * left)
