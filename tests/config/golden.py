@@ -55,6 +55,10 @@ def goldens() -> Iterator[tuple[str, str]]:
     )
     yield "explain_vllm.txt", _text(show(explain(theirs)))
     yield (
+        "explain_diff_ours.txt",
+        _text(show_differences(explain(ours, diff=("treadle", "sglang")), "treadle", "sglang")),
+    )
+    yield (
         "explain_diff.txt",
         _text(show_differences(explain(large, diff=("vllm", "sglang")), "vllm", "sglang")),
     )

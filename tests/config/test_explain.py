@@ -16,8 +16,10 @@ from tests.tiny import tiny_llama
 from treadle.cli.main import run
 from treadle.config.axis_states import absent_axes
 from treadle.config.device import described
+from treadle.config.difference import Difference
 from treadle.config.explain import Case, Explanation, explain
 from treadle.config.explain_text import WIDTH, show, show_differences
+from treadle.config.given import engine_settings
 from treadle.config.mechanisms import ROWS
 from treadle.config.presets import PRESETS
 from treadle.config.replay import parse_step
@@ -95,6 +97,166 @@ def test_our_states_follow_what_is_resolved() -> None:
     alone = Case(EngineSettings(), SMALL, LAPTOP)
     assert here(explain(alone))["hang_watchdog"] == "off"
     assert served["lora"] == "absent"
+
+
+def given(
+    preset: PresetName = "treadle",
+    diff: tuple[PresetName, PresetName] | None = None,
+    **settings: Any,
+) -> Explanation:
+    user = engine_settings({"preset": preset, "usage": "server", **settings})
+    return explain(Case(user, SMALL, LAPTOP), diff=diff)
+
+
+PRIORITIES = {"order": "priority"}
+ESTIMATE = {"composition": "prefill-first", "admission": "estimate"}
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "state", "says"),
+    [
+        ("chunked_prefill", {}, "on", "above a step's 512 tokens"),
+        ("chunked_prefill", {"chunked_prefill": False}, "off", "waits for a step that holds all"),
+        ("chunked_prefill", {"max_num_batched_tokens": 99}, "on", "above a step's 99 tokens"),
+        ("chunked_prefill", {"long_prefill_token_threshold": 7}, "on", "at most 7 tokens each"),
+        ("chunked_prefill", ESTIMATE, "on", "one prompt at a time"),
+        ("chunked_prefill", {"composition": "two-stage"}, "on", "in units of 16, in-turn"),
+        (
+            "chunked_prefill",
+            {
+                "composition": "two-stage",
+                "chunk_policy": "equal-progress",
+                "chunk_unit_tokens": 48,
+            },
+            *("on", "in units of 48, equal-progress"),
+        ),
+        ("continuous_batching", {}, "on", "decodes and prompts together"),
+        ("continuous_batching", ESTIMATE, "on", "prompts first, or decodes alone"),
+        ("continuous_batching", {**ESTIMATE, "mixed_chunk": True}, "on", "decodes join in"),
+        ("continuous_batching", {"composition": "two-stage"}, "on", "those that run, then"),
+        (
+            "continuous_batching",
+            {"composition": "two-stage", "admission": "static"},
+            *("off", "nobody joins before all"),
+        ),
+        ("admission_control", {}, "on", "blocks for a whole prompt"),
+        ("admission_control", {"reserve_full_prompt": False}, "on", "a prompt's first chunk"),
+        ("admission_control", {"watermark": 0.25}, "on", "25% of all kept free"),
+        ("admission_control", {**ESTIMATE, "schedule_conservativeness": 1.5}, "on", "times 1.5"),
+        ("admission_control", {"admission": "no-evict"}, "on", "up to the end of their answers"),
+        ("admission_control", {"admission": "max-utilization"}, "on", "next step of all"),
+        ("admission_control", {"admission": "static"}, "on", "and nobody running"),
+        ("kv_eviction", {}, "conditional", "so it is: lru"),
+        ("kv_eviction", {"eviction_policy": "lfu"}, "conditional", "so it is: lfu"),
+        ("kv_eviction", {"prefix_cache": "none"}, "conditional", "so it is not"),
+        ("priority_preemption", {}, "off", "--order priority"),
+        ("priority_preemption", PRIORITIES, "on", "smaller ones first; when KV runs out the least"),
+        (
+            "priority_preemption",
+            {**PRIORITIES, "low_priority_values_first": False},
+            *("on", "larger ones first"),
+        ),
+        (
+            "priority_preemption",
+            {**PRIORITIES, **ESTIMATE, "priority_preemption_threshold": 4},
+            *("on", "above it by more than 4"),
+        ),
+        ("paged_kv", {"block_size": 8}, "on", "blocks of 8 tokens"),
+        ("prefix_cache", {"prefix_cache": "hashed"}, "on", "the index is hashed"),
+    ],
+)
+def test_a_mechanism_follows_settings(
+    row: str, settings: dict[str, Any], state: str, says: str
+) -> None:
+    found = next(one for one in given(**settings).mechanisms if one.id == row)
+    assert found.here == state
+    assert says in found.why
+
+
+def test_priorities_that_displace_nobody_say_so() -> None:
+    for settings in ({"priority_preemption": False}, {"composition": "unified"}):
+        explanation = given(**{**PRIORITIES, **ESTIMATE, **settings})
+        row = next(row for row in explanation.mechanisms if row.id == "priority_preemption")
+        assert "by more than" not in row.why
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "value"),
+    [
+        ("chunked prefill", {"chunked_prefill": False}, False),
+        ("first in a step", ESTIMATE, "prompts"),
+        ("composition of a step", {"composition": "two-stage"}, "two-stage"),
+        ("admission", {"admission": "static"}, "static"),
+        ("admission", {"composition": "two-stage"}, "no-evict"),
+        ("when KV runs out", PRIORITIES, "preempt-lowest-priority"),
+        ("waiting order", {"order": "lof"}, "lof"),
+        ("tokens of a chunk", {"chunked_prefill": False}, "no chunks"),
+        ("tokens of a chunk", ESTIMATE, 512),
+        (
+            "tokens of a chunk",
+            {"long_prefill_token_threshold": 7},
+            "what a step has left, at most 7",
+        ),
+        (
+            "tokens of a chunk",
+            {"composition": "two-stage", "chunk_unit_tokens": 48},
+            "what a step has left, in units of 48",
+        ),
+        ("prompts in chunks at once", ESTIMATE, 1),
+        (
+            "who gives way",
+            {"shortage": "preempt-lowest-priority"},
+            "least important, then who arrived last",
+        ),
+        ("who gives way", ESTIMATE, "fewest generated, then longest input"),
+        ("who gives way", {"admission": "no-evict"}, "nobody"),
+        ("and waits", ESTIMATE, "at the end"),
+        ("and waits", PRIORITIES, "where the order has it"),
+        ("and waits", {"admission": "no-evict"}, "nobody does"),
+        ("priorities", PRIORITIES, True),
+        ("smaller goes first", {"low_priority_values_first": False}, False),
+        (
+            "priority above another's",
+            {**PRIORITIES, **ESTIMATE, "priority_preemption_threshold": 4},
+            4,
+        ),
+        ("when computed KV is found", {"publication": "postpone"}, "postpone"),
+        ("processes", {"processes": "proxy+worker"}, "proxy+worker"),
+        ("processes for a device", {"processes": "http+scheduler+detokenizer"}, 3),
+        ("texts are made in", {"processes": "http+scheduler+detokenizer"}, "a process for it"),
+        (
+            "texts are made in",
+            {"processes": "proxy+worker", "num_postprocess_workers": 2},
+            "2 processes for it",
+        ),
+        ("structured output", {"grammar_backend": "none"}, "none"),
+        ("tokens per block", {"block_size": 8}, 8),
+        ("a prefix counts by", {"prefix_cache": "block-tree"}, "16, and part of one by copy"),
+        ("computed at a full hit", {"prefix_cache": "block-tree"}, "the last token"),
+        ("equal KV is kept once", {"prefix_cache": "radix"}, True),
+    ],
+)
+def test_our_side_of_a_topic_follows_settings(
+    topic: str, settings: dict[str, Any], value: Any
+) -> None:
+    """An engine's side does not."""
+    for other in ("vllm", "sglang", "trtllm"):
+        found, plain = (differing(other, one).get(topic) for one in (settings, {}))
+        if found is not None:
+            assert found.first == value
+            assert plain is None or plain.second == found.second
+    assert any(topic in differing(other, settings) for other in ("vllm", "sglang", "trtllm"))
+
+
+def differing(other: PresetName, settings: dict[str, Any]) -> dict[str, Difference]:
+    found = given(diff=("treadle", other), **settings).differences
+    return {difference.topic: difference for difference in found}
+
+
+def test_our_side_is_that_of_our_preset_whatever_else_is_explained() -> None:
+    both: tuple[PresetName, PresetName] = ("treadle", "trtllm")
+    under = [given(preset, diff=both, block_size=8).differences for preset in PRESET_NAMES]
+    assert all(differences == under[0] for differences in under)
 
 
 def test_a_topic_names_knobs_that_are_there() -> None:

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from treadle.config.axes import in_force
 from treadle.config.presets import PRESETS
 from treadle.config.presets.knob import Knob, Ruled
 from treadle.config.settings import PresetName
-from treadle.config.topics import CAUSES, TOPICS, Cause, Fixed, IsOn, Side, Topic
+from treadle.config.topics import CAUSES, TOPICS, Cause, Fixed, Follows, IsOn, Side, Topic
 from treadle.config.view import View
 
 
@@ -30,10 +31,24 @@ class _Seen(NamedTuple):
     knob: Knob | None = None
 
 
-def differences(see: View, first: PresetName, second: PresetName) -> tuple[Difference, ...]:
-    """By cause. A default differs where both engines merely state one; a rule, where either
-    computes it from device, model or entry point; structure, where it is how an engine is made."""
-    found = [_difference(see, topic, first, second) for topic in TOPICS]
+class _Case(NamedTuple):
+    """What is compared in it."""
+
+    engines: View
+    """What engines' rules see."""
+    ours: View
+    """Settled as treadle's own preset has it, and the settings that were given beside it."""
+
+
+def differences(
+    see: View, ours: View, first: PresetName, second: PresetName
+) -> tuple[Difference, ...]:
+    """By cause. An engine's side is what its preset states; treadle's is what is in force under
+    `ours`, so that it follows every setting. A default differs where both engines merely state one;
+    a rule, where either computes it from device, model or entry point; structure, where it is how
+    an engine is made."""
+    case = _Case(see, ours)
+    found = [_difference(case, topic, first, second) for topic in TOPICS]
     return tuple(
         difference
         for cause in CAUSES
@@ -43,17 +58,17 @@ def differences(see: View, first: PresetName, second: PresetName) -> tuple[Diffe
 
 
 def _difference(
-    see: View, topic: Topic, first: PresetName, second: PresetName
+    case: _Case, topic: Topic, first: PresetName, second: PresetName
 ) -> Difference | None:
     if topic.axis:
-        one, other = (PRESETS[name].axes[topic.axis] for name in (first, second))
+        one, other = (_choice(case, name, topic.axis) for name in (first, second))
         cause: Cause = "different structure"
         if topic.axis == "overlap":
             cause = "different default"
         elif topic.axis == "kv_memory":
             cause = "different rule"
         return Difference(topic.title, cause, one, other, "") if one != other else None
-    sides = [_side(see, name, getattr(topic, name)) for name in (first, second)]
+    sides = [_side(case, name, getattr(topic, name)) for name in (first, second)]
     known = [side for side in sides if side is not None]
     if len(known) < len(sides) or known[0].value == known[1].value:
         return None
@@ -62,14 +77,25 @@ def _difference(
     return Difference(topic.title, found, known[0].value, known[1].value, why)
 
 
-def _side(see: View, preset: PresetName, side: Side) -> _Seen | None:
+def _choice(case: _Case, preset: PresetName, axis: str) -> str:
+    if preset == "treadle":
+        return in_force(vars(case.ours.settled))[axis]
+    return PRESETS[preset].axes[axis]
+
+
+def _side(case: _Case, preset: PresetName, side: Side) -> _Seen | None:
     if side is None:
         return None
     if isinstance(side, Fixed):
         return _Seen(side.value)
+    if isinstance(side, Follows):
+        return _Seen(side.tell(case.ours.settled))
     name = side.knob if isinstance(side, IsOn) else side
     knob = PRESETS[preset].knobs()[name]
-    ruled = knob.at(see) or Ruled(knob.value, knob.condition)
+    ruled = knob.at(case.engines) or Ruled(knob.value, knob.condition)
+    if preset == "treadle":
+        value = vars(case.ours.settled)[knob.here.setting]
+        ruled = Ruled(value, ruled.why if value == ruled.value else "as settings have it")
     why = f"{PRESETS[preset].label}'s {name}"
     if knob.rule is not None:
         why += f": {ruled.why}"

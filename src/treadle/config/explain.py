@@ -105,8 +105,16 @@ def explain(
         knobs=_knobs(view),
         mechanisms=mechanisms(resolved, case.model, watchdog_timeout=timeout),
         step=step_replays(view, step) if step else (),
-        differences=differences(view, *diff) if diff else (),
+        differences=differences(view, _ours(case, view), *diff) if diff else (),
     )
+
+
+def _ours(case: Case, view: View) -> View:
+    """The case under treadle's own preset, with the settings that were given."""
+    if case.user.preset == "treadle":
+        return view
+    user = msgspec.structs.replace(case.user, preset="treadle")
+    return resolve_view(user, case.model, case.machine, case.device)[1]
 
 
 def _path(case: Case, resolved: Resolved) -> tuple[Fact, ...]:

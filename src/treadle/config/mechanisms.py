@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from treadle.config.conduct import displaces
 from treadle.config.facts import ModelFacts
-from treadle.config.resolve import OrderValues, Resolved
+from treadle.config.resolve import CacheValues, PolicyValues, Resolved
 
 EngineState = Literal["on", "conditional", "off", "unresolved"]
 OwnState = Literal["on", "conditional", "off", "absent"]
@@ -95,27 +96,21 @@ def mechanisms(
 def _own(
     resolved: Resolved, model: ModelFacts, watchdog_timeout: float | None
 ) -> dict[str, tuple[OwnState, str]]:
-    cache, schedule, order = resolved.cache, resolved.schedule, resolved.order
+    cache, policy = resolved.cache, resolved.policy
     absent: tuple[OwnState, str] = ("absent", "not there yet")
     states: dict[str, tuple[OwnState, str]] = {row.id: absent for row in ROWS}
     states |= {
-        "continuous_batching": ("on", "rows join and leave in every step"),
+        "continuous_batching": _joining(policy),
         "paged_kv": ("on", f"blocks of {cache.block_size} tokens"),
         "prefix_cache": _prefix_cache(cache.prefix_cache),
-        "chunked_prefill": (
-            "on",
-            f"prompts above a step's {schedule.max_num_batched_tokens} tokens take several steps",
-        ),
+        "chunked_prefill": _chunks(resolved),
         "weight_quantization": (
             "conditional",
             f"if the file's weights are; {_holds(model.quantised)}: {model.weight_type}",
         ),
-        "kv_eviction": (
-            "conditional",
-            "if there is a prefix cache; " + _holds(cache.prefix_cache != "none"),
-        ),
-        "admission_control": ("on", "rows, tokens of a step, blocks for a whole prompt"),
-        "priority_preemption": _priorities(order),
+        "kv_eviction": _eviction(cache),
+        "admission_control": ("on", f"rows, tokens of a step, {_blocks_at_start(policy)}"),
+        "priority_preemption": _priorities(resolved),
         "hang_watchdog": _watchdog(watchdog_timeout),
     }
     return states
@@ -127,11 +122,69 @@ def _prefix_cache(kind: str) -> tuple[OwnState, str]:
     return "on", f"the index is {kind}"
 
 
-def _priorities(order: OrderValues) -> tuple[OwnState, str]:
+def _joining(policy: PolicyValues) -> tuple[OwnState, str]:
+    if policy.admission == "static":
+        return "off", "under admission static nobody joins before all that run have ended"
+    if policy.composition == "prefill-first":
+        joined = "; decodes join in" if policy.mixed_chunk else ", or decodes alone"
+        return "on", f"rows join and leave in every step: prompts first{joined}"
+    if policy.composition == "two-stage":
+        return "on", "rows join and leave in every step: those that run, then those that start"
+    return "on", "rows join and leave in every step, decodes and prompts together"
+
+
+def _chunks(resolved: Resolved) -> tuple[OwnState, str]:
+    """Off is not never: `schedule.policy.Chunking`."""
+    policy, tokens = resolved.policy, resolved.schedule.max_num_batched_tokens
+    if not policy.chunked_prefill:
+        return "off", (
+            "a prompt waits for a step that holds all of it; alone, one above a step's"
+            f" {tokens} tokens is divided all the same; --chunked-prefill turns it on"
+        )
+    text = f"prompts above a step's {tokens} tokens take several steps"
+    if policy.composition == "prefill-first":
+        return "on", f"{text}, one prompt at a time"
+    if policy.composition == "two-stage":
+        return "on", f"{text}, in units of {policy.chunk_unit_tokens}, {policy.chunk_policy}"
+    most = policy.long_prefill_token_threshold
+    return "on", f"{text}" + (f", of at most {most} tokens each" if most else "")
+
+
+def _blocks_at_start(policy: PolicyValues) -> str:
+    """What of KV a request must find to start."""
+    match policy.admission:
+        case "estimate":
+            factor = policy.schedule_conservativeness
+            return f"blocks for what all are expected to generate, times {factor:g}"
+        case "no-evict":
+            return "blocks for all up to the end of their answers"
+        case "max-utilization":
+            return "blocks for the next step of all"
+        case "static":
+            return "blocks up to the end of answers, and nobody running"
+        case "stepwise":
+            whole = "a whole prompt" if policy.reserve_full_prompt else "a prompt's first chunk"
+            spare = f", {policy.watermark:.0%} of all kept free" if policy.watermark else ""
+            return f"blocks for {whole}{spare}"
+    raise AssertionError(policy.admission)
+
+
+def _eviction(cache: CacheValues) -> tuple[OwnState, str]:
+    holds = _holds(cache.prefix_cache != "none")
+    goes = "" if cache.prefix_cache == "none" else f": {cache.eviction_policy}"
+    return "conditional", f"if there is a prefix cache; {holds}{goes}"
+
+
+def _priorities(resolved: Resolved) -> tuple[OwnState, str]:
+    order, policy = resolved.order, resolved.policy
     if order.priorities != "count":
         return "off", "--order priority turns them on"
-    first = "smaller" if order.low_priority_values_first else "larger"
-    return "on", f"{first} ones first"
+    text = f"{'smaller' if order.low_priority_values_first else 'larger'} ones first"
+    if policy.shortage in ("preempt-lowest-priority", "retract-by-priority"):
+        text += "; when KV runs out the least important gives way"
+    if displaces(order, policy):
+        text += f", and to one above it by more than {order.priority_preemption_threshold}"
+    return "on", text
 
 
 def _watchdog(timeout: float | None) -> tuple[OwnState, str]:

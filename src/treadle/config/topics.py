@@ -5,10 +5,13 @@ A topic without a knob in some engine has what that engine always does, in words
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from treadle.config import conduct
 from treadle.config.axes import AXES
 from treadle.config.settings import ServerSettings
+from treadle.config.view import Settled
 
 Cause = Literal["different default", "different rule", "different structure"]
 CAUSES: tuple[Cause, ...] = ("different default", "different rule", "different structure")
@@ -28,7 +31,13 @@ class IsOn(NamedTuple):
     knob: str
 
 
-Side = str | Fixed | IsOn | None
+class Follows(NamedTuple):
+    """What treadle does, as the settings in force have it."""
+
+    tell: Callable[[Settled], Any]
+
+
+Side = str | Fixed | IsOn | Follows | None
 """A knob, as group.name; None where nothing can be said."""
 
 
@@ -75,20 +84,20 @@ _MEMORY = (
 
 _STEPS = (
     Topic("step_composition", "composition of a step", "composition"),
-    Topic("step_priority", "first in a step", "", Fixed("running requests"),
+    Topic("step_priority", "first in a step", "", Follows(conduct.first_in_step),
           Fixed("running requests"), Fixed("prompts"), Fixed("requests in progress"), _STRUCTURE),
     Topic("max_batched_tokens", "tokens of a step", "", "schedule.max_num_batched_tokens",
           "scheduler.max_num_batched_tokens", "scheduler.max_prefill_tokens",
           "scheduler.max_num_tokens"),
     Topic("max_sequences", "requests at once", "", "schedule.max_num_seqs",
           "scheduler.max_num_seqs", "kv_budget.max_running_requests", "scheduler.max_batch_size"),
-    Topic("chunked_prefill", "chunked prefill", "", _ON, "scheduler.enable_chunked_prefill", _ON,
-          "scheduler.enable_chunked_prefill"),
-    Topic("chunk_size_tokens", "tokens of a chunk", "", Fixed("what a step has left"),
+    Topic("chunked_prefill", "chunked prefill", "", "policy.chunked_prefill",
+          "scheduler.enable_chunked_prefill", _ON, "scheduler.enable_chunked_prefill"),
+    Topic("chunk_size_tokens", "tokens of a chunk", "", Follows(conduct.chunk_size),
           Fixed("what a step has left"), "scheduler.chunked_prefill_size", Fixed("no chunks"),
           _RULE),
-    Topic("chunked_requests_at_once", "prompts in chunks at once", "", Fixed("any"), Fixed("any"),
-          _ONE, Fixed("any"), _STRUCTURE),
+    Topic("chunked_requests_at_once", "prompts in chunks at once", "",
+          Follows(conduct.chunked_at_once), Fixed("any"), _ONE, Fixed("any"), _STRUCTURE),
     Topic("overlap", "steps planned ahead", "overlap"),
     Topic("stream_interval", "tokens between two events", "", _ONE, "scheduler.stream_interval",
           "scheduler.stream_interval", "scheduler.stream_interval"),
@@ -105,18 +114,19 @@ _QUEUE = (
           Fixed(("stepwise",)), Fixed(("estimate",)),
           Fixed(("no-evict", "max-utilization", "static")), _STRUCTURE),
     Topic("out_of_memory_action", "when KV runs out", "shortage"),
-    Topic("victim_order", "who gives way", "", Fixed("who began last"), Fixed("who began last"),
+    Topic("victim_order", "who gives way", "", Follows(conduct.victims), Fixed("who began last"),
           Fixed("fewest generated, then longest input"), Fixed("nobody"), _STRUCTURE),
-    Topic("victim_reinserted_at", "and waits", "", Fixed("in front"), Fixed("in front"),
+    Topic("victim_reinserted_at", "and waits", "", Follows(conduct.victims_wait), Fixed("in front"),
           Fixed("at the end"), Fixed("where it was in order"), _STRUCTURE),
     Topic("queue_limit", "most requests waiting", "", Fixed(_SERVER.max_queued_requests),
           "scheduler.max_num_queued", "admission.max_queued_requests", _NONE, _DEFAULT),
-    Topic("priority_scheduling", "priorities", "", _OFF, _OFF,
+    Topic("priority_scheduling", "priorities", "", Follows(conduct.priorities_count), _OFF,
           "priority.enable_priority_scheduling", Fixed("not available"), _STRUCTURE),
-    Topic("priority_smaller_is_better", "smaller goes first", "", _ON, _ON, _OFF, _NONE,
-          _STRUCTURE),
-    Topic("priority_preemption_threshold", "priority above another's", "", _NONE, _NONE,
-          "priority.preemption_threshold", _NONE, _STRUCTURE),
+    Topic("priority_smaller_is_better", "smaller goes first", "",
+          "order.low_priority_values_first", _ON, _OFF, _NONE, _STRUCTURE),
+    Topic("priority_preemption_threshold", "priority above another's", "",
+          Follows(conduct.displacement_threshold), _NONE, "priority.preemption_threshold",
+          _NONE, _STRUCTURE),
 )
 
 _PREFIXES = (
@@ -125,11 +135,14 @@ _PREFIXES = (
           IsOn("prefix_cache.enable_block_reuse")),
     Topic("prefix_index", "prefix index", "prefix_index"),
     Topic("publication", "when computed KV is found", "publication"),
-    Topic("prefix_granularity_tokens", "a prefix counts by", "", "cache.block_size",
-          "kv_budget.block_size", "kv_budget.page_size", Fixed("32, and part of one by copy")),
-    Topic("prefix_dedupe", "equal KV is kept once", "", _ON, _OFF, _ON, _OFF, _STRUCTURE),
-    Topic("recompute_at_full_hit", "computed at a full hit", "", Fixed("the last block"),
-          Fixed("the last block"), Fixed("the last token"), Fixed("the last token"), _STRUCTURE),
+    Topic("prefix_granularity_tokens", "a prefix counts by", "",
+          Follows(conduct.prefix_granularity), "kv_budget.block_size", "kv_budget.page_size",
+          Fixed("32, and part of one by copy")),
+    Topic("prefix_dedupe", "equal KV is kept once", "", Follows(conduct.keeps_equal_once), _OFF,
+          _ON, _OFF, _STRUCTURE),
+    Topic("recompute_at_full_hit", "computed at a full hit", "",
+          Follows(conduct.computed_at_full_hit), Fixed("the last block"), Fixed("the last token"),
+          Fixed("the last token"), _STRUCTURE),
     Topic("eviction_policy", "eviction", "eviction"),
     Topic("eviction_policies_available", "evictions to choose", "", _choices("eviction"),
           Fixed(("free-queue",)), Fixed(("lru", "lfu", "slru", "priority")),
@@ -184,9 +197,9 @@ _DEVICES = (
 
 _PROCESSES = (
     Topic("processes", "processes", "processes"),
-    Topic("processes_single_gpu", "processes for a device", "", Fixed(2), Fixed(2), Fixed(3),
-          Fixed(2), _STRUCTURE),
-    Topic("detokenizer_process", "texts are made in", "", Fixed("the API's process"),
+    Topic("processes_single_gpu", "processes for a device", "", Follows(conduct.processes),
+          Fixed(2), Fixed(3), Fixed(2), _STRUCTURE),
+    Topic("detokenizer_process", "texts are made in", "", Follows(conduct.texts_made_in),
           Fixed("the API's process"), Fixed("a process for it"), Fixed("the server's process"),
           _STRUCTURE),
     Topic("watchdog_seconds", "hang watchdog", "", Fixed(_SERVER.watchdog_timeout),
