@@ -327,9 +327,10 @@ def test_everything_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Both of ours, on a tiny model and on a random one; llama.cpp is missing and left out."""
     fast_machine(monkeypatch)
     tiny = publish.GEMMA._replace(
-        model=str(tiny_llama("q8_0", tmp_path)), tasks=(tasks.stream(), tasks.streams())
+        model=str(tiny_llama("q8_0", tmp_path)), tasks=(tasks.stream(4, 32, 512), tasks.streams())
     )
-    random = publish.PARTS[2]._replace(tasks=(tasks.stream(2, 32, 32),))
+    # Of answers so long that not all of one is told at once, though only a sixteenth is asked for.
+    random = publish.PARTS[2]._replace(tasks=(tasks.stream(2, 32, 512),))
     monkeypatch.setattr(publish, "PARTS", [tiny, random])
     peers = tmp_path / "peers"
     peers.mkdir()

@@ -175,8 +175,14 @@ def test_an_id_is_one_request_s(llm: AsyncLLM) -> None:
 
 def test_who_stops_waiting_stops_the_work(llm: AsyncLLM) -> None:
     async def cancelled() -> None:
-        task = asyncio.create_task(collect(llm.generate("forever", LONG)))
-        await asyncio.sleep(0.02)
+        under_way = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in llm.generate("forever", LONG):
+                under_way.set()
+
+        task = asyncio.create_task(consume())
+        await under_way.wait()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
