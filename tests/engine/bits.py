@@ -111,7 +111,7 @@ def start(
     runtime: RuntimeSettings | None = None,
 ) -> Engine:
     """`runtime` in place of the native backend's."""
-    per_token = _kv_bytes_per_token(path, kv_dtype)
+    per_token = kv_bytes_per_token(path, kv_dtype)
     settings = EngineSettings(
         model=ModelSettings(max_model_len=schedule.window),
         cache=CacheSettings(
@@ -177,7 +177,7 @@ def _fields(params: SamplingParams) -> dict[str, object]:
     return {name: getattr(params, name) for name in params.__struct_fields__}
 
 
-def _kv_bytes_per_token(path: Path, kv_dtype: str) -> int:
+def kv_bytes_per_token(path: Path, kv_dtype: str) -> int:
     from treadle.models.loader import read_card
 
     specs = read_card(path).kv_specs(block_size=1, type=kv_dtype)  # type: ignore[arg-type]

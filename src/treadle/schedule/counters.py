@@ -13,6 +13,12 @@ class Counters:
     """Requests that gave way, in whatever manner."""
     retractions: int = 0
     """Of them, those that left nothing in the cache and queued up anew."""
+    displacements: int = 0
+    """Of them, those that a more important waiting request took the place of."""
+    pauses: int = 0
+    """Times a running request found no blocks, and kept its own until there were some."""
+    chunks: int = 0
+    """Parts of prompts, or of what is computed again, that did not reach its end."""
     postponements: int = 0
     """Times a waiting request was passed over for what another was about to compute."""
     prefix_queries: int = 0

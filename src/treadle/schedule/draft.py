@@ -138,6 +138,14 @@ class Draft(Generic[R]):
         """Tokens of the step that are no decode of a row's newest."""
         return sum(work.num_tokens for work in self._work if work.tokens is not None)
 
+    @property
+    def chunks(self) -> int:
+        """How many of its works end before what their request has to compute does."""
+        pairs = zip(self._work, self._requests, strict=True)
+        return sum(
+            not work.sample and request.num_computed < request.known for work, request in pairs
+        )
+
     def behind(self, request: R) -> bool:
         """Whether more is to be computed for the request than its newest token."""
         return request.known - request.num_computed > 1

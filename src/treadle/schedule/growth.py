@@ -48,10 +48,9 @@ class Growth(Generic[R]):
         move its own window on.
         """
         while not self._running.grow(request, num_tokens):
-            if self._running.blocks_return:
-                return False
-            victim = self._shortage.victim(request)
+            victim = None if self._running.blocks_return else self._shortage.victim(request)
             if victim is None or (victim is request and self._running.in_flight):
+                self._running.counters.pauses += 1
                 return False
             self._run_short(victim, draft)
             if victim is request:

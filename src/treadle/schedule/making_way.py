@@ -47,4 +47,5 @@ class MakingWay(Generic[R]):
         )
         for victim in victims:
             self._growth.give_way(victim, draft)
+            self._running.counters.displacements += 1
         return bool(victims)

@@ -99,6 +99,7 @@ class Scheduler(Generic[R]):
             return None
         self.counters.computed_tokens += budget - draft.budget
         self.counters.prefilled += draft.prefilled
+        self.counters.chunks += draft.chunks
         leaves, copies = self._running.take_leaves(), self._running.kv.take_copies()
         return draft.finish(self._fence.next_step, leaves, copies)
 

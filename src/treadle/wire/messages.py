@@ -192,7 +192,16 @@ class Stats(msgspec.Struct, tag=True, kw_only=True):
     prefix_hits: int
     """Prompt tokens found there."""
     preemptions: int
+    """Times a request gave way, in whatever manner."""
     steps: int
+    retractions: int = 0
+    """Of the preemptions, those that left nothing in the cache."""
+    displacements: int = 0
+    """Of the preemptions, those for a more important request that waited."""
+    pauses: int = 0
+    """Times a running request found no blocks, and kept its own until there were some."""
+    chunks: int = 0
+    """Parts of prompts, or of what is computed again, that did not reach its end."""
     postponements: int = 0
     """Times a waiting request was passed over for what another was about to compute."""
     evicted_tokens: int = 0
