@@ -82,7 +82,7 @@ def text_of(compiling: Compiling) -> str:
 
 def test_equal_constraints_are_compiled_once() -> None:
     bench = Bench()
-    assert bench.num_made == 0, "nothing is made before the first constraint"
+    assert bench.num_made == 0, "nothing is made before it is wanted"
     first, second, other = bench.start("a"), bench.start("a"), bench.start("b")
     assert first.poll() is second.poll() is None
     assert bench.compiler.num_compiling == 2
@@ -184,3 +184,39 @@ def test_what_is_waited_for_stays() -> None:
     assert text_of(held) == "a"
     bench.start("a")
     assert bench.backend.compiled == ["a", "b", "c"]
+
+
+def test_warming_makes_the_backend_once_and_no_constraint_waits_for_it() -> None:
+    bench = Bench()
+    bench.compiler.warm()
+    deadline = time.monotonic() + 20
+    while not bench.num_made and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert bench.num_made == 1, "made though no constraint came"
+    assert bench.compiler.num_compiling == 0, "warming takes no constraint's place"
+
+    bench = Bench()
+    bench.compiler.warm()
+    compiling = bench.start("a+")
+    bench.end()
+    assert compiling.poll() is not None
+    assert bench.num_made == 1, "the constraint made another"
+
+
+def test_a_backend_that_warming_could_not_make_is_the_first_constraints_refusal() -> None:
+    tries = []
+
+    def make() -> Backend:
+        tries.append(1)
+        raise InvalidRequest("no end token")
+
+    woken = threading.Semaphore(0)
+    compiler = GrammarCompiler(make, wake=woken.release)
+    compiler.warm()
+    compiling = compiler.start(Constraint.regex("a+"))
+    assert woken.acquire(timeout=20)
+    with pytest.raises(InvalidRequest, match="no end token"):
+        compiling.poll()
+    compiling.drop()
+    compiler.close()
+    assert len(tries) == 2, "tried by warming, and again"

@@ -124,6 +124,9 @@ class FakeEngine:
     def fail_all(self, message: str) -> list[FromEngine]:
         return [Failed(request_id=name, status=500, message=message) for name in self._requests]
 
+    def warm(self) -> None:
+        pass
+
     def ready(self) -> Ready:
         return Ready(
             max_model_len=self._window,

@@ -145,6 +145,9 @@ class SimCompiler:
         self._rng = random.Random(seed)
         self.live: set[SimCompilation] = set()
 
+    def warm(self) -> None:
+        pass
+
     def start(self, constraint: Constraint) -> SimCompilation:
         return SimCompilation(constraint, self._rng.choice([0, 0, 1, 4]), self.live)
 

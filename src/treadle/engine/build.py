@@ -96,7 +96,9 @@ class Parts:
             inputs=self.inputs,
         )
         executor: Executor = ThreadExecutor(self.runner) if depth else InlineExecutor(self.runner)
-        compiling = build_compiling(self.resolved.runtime.grammar_backend, self.path, self.card)
+        backend = self.resolved.runtime.grammar_backend
+        asked = self.resolved.reasons["grammar_backend"].source not in ("default", "preset")
+        compiling = build_compiling(backend, self.path, self.card, expected=asked)
         return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
 
     def _lengths(self) -> Lengths:

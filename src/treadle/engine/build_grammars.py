@@ -1,5 +1,5 @@
-"""From the setting to what compiles grammars. Nothing is loaded before the first constraint comes:
-most servers never see one, and starting is to be quick."""
+"""From the setting to what compiles grammars. Nothing is loaded here: starting is to be quick, and
+most servers never see a constraint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from treadle.grammars.tokens import TokenTable
 from treadle.models.card import ModelCard
 
 
-def build_compiling(name: str, path: Path, card: ModelCard) -> Compiling:
-    """Raises StartError where the backend's library is not installed."""
+def build_compiling(name: str, path: Path, card: ModelCard, *, expected: bool) -> Compiling:
+    """Raises StartError where the backend's library is not installed. Where constraints are
+    expected, a server loads it once it is ready."""
     if name == NONE:
         return Compiling()
     check_backend(name)
@@ -29,4 +30,4 @@ def build_compiling(name: str, path: Path, card: ModelCard) -> Compiling:
         return make_backend(name, TokenTable.of(tokenizer, size=card.vocab_size, eos_ids=ends))
 
     news = threading.Event()
-    return Compiling(GrammarCompiler(make, wake=news.set), news)
+    return Compiling(GrammarCompiler(make, wake=news.set), news, expected=expected)

@@ -115,6 +115,10 @@ class Engine:
         """The engine cannot go on: answer everybody."""
         return [*self._replies.take(), *self._roster.fail_all(message)]
 
+    def warm(self) -> None:
+        """Do beforehand what would make others wait when the first request wants it."""
+        self._compiling.warm()
+
     def ready(self) -> Ready:
         return Ready(
             max_model_len=self._served.max_model_len,

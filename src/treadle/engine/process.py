@@ -49,6 +49,8 @@ class Engine(Protocol):
 
     def ready(self) -> Ready: ...
 
+    def warm(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -118,6 +120,7 @@ def serve(start: Start, build: Build) -> int:
         return EXIT_NOT_STARTED
     gc.freeze()  # what was made so far stays: no collection need look through it again
     channel.send([engine.ready(), engine.stats()])
+    engine.warm()  # after the word: starting stays as quick
     try:
         return EngineService(engine, channel).run()
     finally:

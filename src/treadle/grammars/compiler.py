@@ -87,7 +87,8 @@ def _failed(error: BaseException) -> str:
 class GrammarCompiler:
     """Its methods are called by one thread, the engine's; only compilations run in others.
 
-    `make_backend` imports the library and reads the vocabulary: it runs in the first compilation.
+    `make_backend` imports the library and reads the vocabulary: it runs in the first compilation,
+    or in `warm` before it.
     `wake` is called in a compilation's thread when it has ended.
     """
 
@@ -133,16 +134,25 @@ class GrammarCompiler:
         self._forget()
         return Compiling(job, self._take_too_long)
 
+    def warm(self) -> None:
+        """Make the backend now, in a compilation's thread, rather than in the first compilation.
+        What it fails with, that compilation meets again."""
+        self._threads.submit(self._made_backend)
+
     def close(self) -> None:
         """Compilations under way end by themselves; none is waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, constraint: Constraint, job: _Job) -> Grammar:
+        backend = self._made_backend()
+        job.began_s = self._clock()
+        return backend.compile(constraint)
+
+    def _made_backend(self) -> GrammarBackend:
         with self._making:
             if self._backend is None:
                 self._backend = self._make_backend()
-        job.began_s = self._clock()
-        return self._backend.compile(constraint)
+            return self._backend
 
     def _take_too_long(self, job: _Job) -> None:
         limit = self._limits.max_compile_s

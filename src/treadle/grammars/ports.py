@@ -5,7 +5,7 @@
 
     each step:   fill(words) while the model computes  →  sample  →  accept(token)
 
-Libraries are imported by their backend alone, when the first constraint arrives.
+Libraries are imported by their backend alone, when it is made.
 """
 
 from __future__ import annotations
