@@ -31,8 +31,8 @@ def flat(settings: EngineSettings) -> dict[str, Any]:
     return {
         name: value
         for section in (
-            *(settings.model, settings.cache, settings.schedule, settings.order),
-            settings.runtime,
+            *(settings.model, settings.cache, settings.schedule, settings.policy),
+            *(settings.order, settings.runtime),
         )
         for name, value in msgspec.structs.asdict(section).items()
         if value not in (None, [])
@@ -74,7 +74,25 @@ def test_every_alias_is_of_a_setting() -> None:
         (["--kv-cache-dtype", "auto"], {}),
         (["--disable-radix-cache"], {"prefix_cache": "none"}),
         (["--no-async-scheduling"], {"overlap_depth": 0}),
-        (["--tp", "1", "--schedule-policy", "fcfs", "--enable-chunked-prefill"], {}),
+        (["--tp", "1", "--schedule-policy", "fcfs"], {}),
+        (["--enable-chunked-prefill"], {"chunked_prefill": True}),
+        (["--no-enable-chunked-prefill"], {"chunked_prefill": False}),
+        (["--disable-chunked-prefill"], {"chunked_prefill": False}),
+        (["--chunked-prefill-size", "-1"], {"chunked_prefill": False}),
+        (["--chunked_prefill_size=0"], {"chunked_prefill": False}),
+        (["--enable-mixed-chunk"], {"mixed_chunk": True}),
+        (["--scheduler-reserve-full-isl"], {"reserve_full_prompt": True}),
+        (["--no-scheduler-reserve-full-isl"], {"reserve_full_prompt": False}),
+        (["--capacity_scheduler_policy", "GUARANTEED_NO_EVICT"], {"admission": "no-evict"}),
+        (["--capacity-scheduler-policy=MAX_UTILIZATION"], {"admission": "max-utilization"}),
+        (["--capacity-scheduler-policy", "STATIC_BATCH"], {"admission": "static"}),
+        (["--context_chunking_policy", "EQUAL_PROGRESS"], {"chunk_policy": "equal-progress"}),
+        (
+            ["--context_chunking_policy", "FIRST_COME_FIRST_SERVED"],
+            {"chunk_policy": "in-turn"},
+        ),
+        (["--retraction-policy", "length"], {"shortage": "retract-by-length"}),
+        (["--retraction-policy", "priority"], {"shortage": "retract-by-priority"}),
         (["-tp", "1", "--swap-space", "0", "--task", "generate", "-fa", "on", "-cb"], {}),
         (["--enable_prefix_caching", "--max_logprobs=20"], {}),
         (["--scheduling-policy", "priority"], {"order": "priority"}),
@@ -141,9 +159,14 @@ def test_values_are_not_taken_for_flags(seen: Seen) -> None:
         (["--trust-remote-code"], 1, "none of their code is run"),
         (["-ngl", "99"], 1, "no kernels for GPUs"),
         (
-            ["--chunked-prefill-size", "-1"],
+            ["--chunked-prefill-size", "-2"],
             2,
-            "--chunked-prefill-size (max_num_batched_tokens here): -1 is not in the range",
+            "--chunked-prefill-size (max_num_batched_tokens here): -2 is not in the range",
+        ),
+        (["--capacity-scheduler-policy", "LATER"], 1, "here it may be GUARANTEED_NO_EVICT, MAX_"),
+        (
+            ["--chunked-prefill-size", "-1", "--enable-chunked-prefill"],
+            *(2, "--chunked-prefill-size and --enable-chunked-prefill both set chunked_prefill"),
         ),
         (["--max-num-batched-tokens", "0"], 2, "'--max-num-batched-tokens': 0 is not"),
         (["--max-num-seqs", "9" * 20], 2, "is not in the range 1<=x<=65536"),
@@ -288,3 +311,10 @@ def test_marks_cross_to_the_engine() -> None:
     settings = engine_settings({"max_running_requests": 3})
     assert msgspec.json.decode(msgspec.json.encode(settings), type=EngineSettings) == settings
     assert settings.given["max_num_seqs"] == Given("argument", "max_running_requests=3")
+
+
+def test_chunks_are_switched_off_from_python_too() -> None:
+    for settings in ({"chunked_prefill_size": -1}, {"enable_chunked_prefill": False}):
+        found = engine_settings(settings)
+        assert found.policy.chunked_prefill is False
+        assert found.schedule.max_num_batched_tokens is None

@@ -121,7 +121,7 @@ OTHERS: dict[str, list[Any]] = {
     "user.schedule.allow_auto_truncate": [None, True, False],
     "user.policy.composition": [None, "unified", "prefill-first"],
     "user.policy.admission": [None, "stepwise", "no-evict"],
-    "user.policy.shortage": [None, "preempt-lowest-priority"],
+    "user.policy.shortage": [None, "preempt-lowest-priority", "retract-by-priority"],
     "user.policy.chunked_prefill": [None, True, False],
     "user.policy.long_prefill_token_threshold": [None, 9],
     "user.policy.max_prefill_tokens": [None, 77],

@@ -9,6 +9,7 @@ import pytest
 
 from treadle.cache.prefix import Window
 from treadle.config.facts import KVGroupFacts, ModelFacts
+from treadle.config.given import engine_settings
 from treadle.config.hardware import Hardware
 from treadle.config.resolve import Resolved, resolve
 from treadle.config.rules import RULES
@@ -397,3 +398,59 @@ def test_the_native_kernels_read_block_tables() -> None:
     assert form(backend="torch", context_form="block-list") == "block-list"
     with pytest.raises(StartError, match="context_form is block-list, which needs backend torch"):
         form(context_form="block-list")
+
+
+def policies(**settings: Any) -> tuple[str, str, str]:
+    policy = resolve(engine_settings(settings), FACTS, MACHINE).policy
+    return policy.composition, policy.admission, policy.shortage
+
+
+@pytest.mark.parametrize(
+    ("settings", "became"),
+    [
+        ({}, ("unified", "stepwise", "preempt-newest")),
+        ({"composition": "two-stage"}, ("two-stage", "no-evict", "never")),
+        (
+            {"composition": "two-stage", "capacity_scheduler_policy": "MAX_UTILIZATION"},
+            ("two-stage", "max-utilization", "preempt-newest"),
+        ),
+        (
+            {"capacity_scheduler_policy": "STATIC_BATCH"},
+            ("unified", "static", "never"),
+        ),
+        ({"composition": "prefill-first"}, ("prefill-first", "stepwise", "preempt-newest")),
+        ({"admission": "estimate"}, ("unified", "estimate", "retract-by-length")),
+        ({"preset": "vllm"}, ("unified", "stepwise", "preempt-newest")),
+        ({"preset": "sglang"}, ("prefill-first", "estimate", "retract-by-length")),
+        ({"preset": "trtllm"}, ("two-stage", "no-evict", "never")),
+        ({"preset": "sglang", "composition": "two-stage"}, ("two-stage", "no-evict", "never")),
+        (
+            {"preset": "trtllm", "admission": "stepwise", "composition": "unified"},
+            ("unified", "stepwise", "preempt-newest"),
+        ),
+        ({"order": "priority"}, ("unified", "stepwise", "preempt-lowest-priority")),
+        (
+            {"preset": "sglang", "order": "priority"},
+            ("prefill-first", "estimate", "retract-by-priority"),
+        ),
+        (
+            {"preset": "sglang", "order": "priority", "retraction_policy": "length"},
+            ("prefill-first", "estimate", "retract-by-length"),
+        ),
+        (
+            {"preset": "sglang", "retraction_policy": "priority"},
+            ("prefill-first", "estimate", "retract-by-priority"),
+        ),
+    ],
+)
+def test_what_is_left_open_follows_what_is_not(
+    settings: dict[str, Any], became: tuple[str, str, str]
+) -> None:
+    assert policies(**settings) == became
+
+
+def test_what_is_asked_for_never_gives_way_silently() -> None:
+    with pytest.raises(StartError, match="two-stage needs admission no-evict or max-utilization"):
+        policies(composition="two-stage", admission="stepwise")
+    with pytest.raises(StartError, match="stepwise needs when KV runs out preempt-newest or"):
+        policies(retraction_policy="priority")

@@ -11,7 +11,7 @@ from treadle.schedule.admission.ratio import NewTokenRatio
 from treadle.schedule.policy import Estimate as Params
 from treadle.schedule.policy import Policy, PrefillFirst
 from treadle.schedule.running import Running
-from treadle.schedule.shortage.retract_by_length import RetractByLength
+from treadle.schedule.shortage.retraction import Retraction, important_kept, longest_kept
 
 RUNNING, GENERATED, MAX_NEW = 40, 224, 1024
 PROMPT = 100
@@ -209,9 +209,24 @@ def test_among_equals_the_longest_prompt_goes_and_leaves_nothing_cached() -> Non
     requests = pool.running.requests
     requests[1].num_prompt += 1
     requests[1].tokens.insert(0, 5)
-    shortage: RetractByLength[Request] = RetractByLength(pool.running, ratio_of(0.1))
+    shortage: Retraction[Request] = Retraction(pool.running, ratio_of(0.1), longest_kept)
     wants = [(request, len(request.tokens) + 1) for request in requests]
     assert shortage.excess(wants) is requests[1]
+
+
+def test_the_least_important_goes_whatever_it_has_generated() -> None:
+    pool = Pool(free=0, running=3, evictable=0)
+    first, second, third = requests = list(pool.running.requests)
+    for request, priority, arrived in zip(requests, (2, 5, 5), (1.0, 3.0, 2.0), strict=True):
+        request.priority, request.times.arrived = priority, arrived
+    second.tokens.append(7)
+    shortage: Retraction[Request] = Retraction(pool.running, ratio_of(0.1), important_kept)
+    wants = [(request, len(request.tokens) + 1) for request in requests]
+    assert shortage.excess(wants) is second, "of the least important the one that came last"
+    pool.running.requests.remove(second)
+    assert shortage.excess(wants) is third
+    pool.running.requests.remove(third)
+    assert shortage.excess(wants) is first
 
 
 def test_one_alone_that_finds_nothing_is_given_up() -> None:

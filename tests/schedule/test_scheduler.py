@@ -7,12 +7,14 @@ from treadle.cache.kv import KVCache, build_prefix_cache
 from treadle.engine.request import Request
 from treadle.schedule.build import build_scheduler
 from treadle.schedule.draft import Draft, Flight
+from treadle.schedule.growth import Growth
 from treadle.schedule.order.build import OrderParams, build_order
 from treadle.schedule.order.waiting import WaitingOrder
 from treadle.schedule.policy import Policy
 from treadle.schedule.publication.at_chunk_end import MOST_PASSED
 from treadle.schedule.publication.build import Sharing
 from treadle.schedule.scheduler import Limits
+from treadle.schedule.shortage.preempt_newest import PreemptNewest
 from treadle.wire.messages import Generate
 from treadle.wire.sampling_params import SamplingParams
 
@@ -295,3 +297,21 @@ def test_a_prefix_hint() -> None:
             request.tokens[2000:] = [branch] * 50
         table.step()
         assert table.scheduler.counters.computed_tokens == computed
+
+
+def test_with_a_step_in_flight_no_more_give_way_than_are_needed() -> None:
+    """The first victim's blocks are enough, but come back only once the step has settled."""
+    table = Table(blocks=6)
+    first, second, third = (table.add(2) for _ in range(3))
+    table.step()
+    running = table.scheduler._running
+    growth = Growth(running, table.scheduler.waiting, PreemptNewest(running))
+    step = table.fence.next_step
+    table.fence.launch(step)
+    for _ in range(2):
+        assert not growth.reach(first, 3, table.draft())
+        assert (second.row is None, third.row is None) == (False, True)
+        assert running.counters.preemptions == 1
+    table.fence.settle(step)
+    assert growth.reach(first, 3, table.draft())
+    assert second.row is not None

@@ -26,6 +26,8 @@ class Alias(NamedTuple):
     """What a flag without a value sets."""
     values: Mapping[str, Any] | None = None
     """The values it may have → ours; any other is refused. Ours may be None: left open."""
+    apart: Mapping[str, Mapping[str, Any]] | None = None
+    """Values that are no amount → what they set in its place."""
     rule: KVMemoryRule | None = None
     """The memory rule that a fraction belongs to."""
     against: tuple[str, Any] | None = None
@@ -75,7 +77,9 @@ _CAPACITY = {
     "MAX_UTILIZATION": "max-utilization",
     "STATIC_BATCH": "static",
 }
+_RETRACTIONS = {"length": "retract-by-length", "priority": "retract-by-priority"}
 _CHUNKS = {"FIRST_COME_FIRST_SERVED": "in-turn", "EQUAL_PROGRESS": "equal-progress"}
+_WHOLE = {"chunked_prefill": False}
 _ONE = {"1": None}
 _ORDERS: dict[str, Any] = {
     # Left open, for priorities may make another of it.
@@ -105,7 +109,8 @@ _SAME = (
     Alias("parallel", L, "max_num_seqs"),
     Alias("np", L, "max_num_seqs"),
     Alias("max_num_tokens", T, "max_num_batched_tokens"),
-    Alias("chunked_prefill_size", S, "max_num_batched_tokens", note=_STEP),
+    Alias("chunked_prefill_size", S, "max_num_batched_tokens", note=_STEP,
+          apart={"-1": _WHOLE, "0": _WHOLE}),
     Alias("batch_size", L, "max_num_batched_tokens", note=_STEP),
     Alias("b", L, "max_num_batched_tokens", note=_STEP),
     Alias("context_length", S, "max_model_len"),
@@ -133,6 +138,8 @@ _SAME = (
     Alias("disable_overlap_scheduler", T, "overlap_depth", fixed=0, takes="nothing"),
     Alias("enable_chunked_prefill", f"{V}, {T}", "chunked_prefill", fixed=True, takes="nothing"),
     Alias("no_enable_chunked_prefill", V, "chunked_prefill", fixed=False, takes="nothing"),
+    Alias("retraction_policy", S, "shortage", values=_RETRACTIONS),
+    Alias("disable_chunked_prefill", V, "chunked_prefill", fixed=False, takes="nothing"),
     Alias("enable_mixed_chunk", S, "mixed_chunk", fixed=True, takes="nothing"),
     Alias("scheduler_reserve_full_isl", V, "reserve_full_prompt", fixed=True, takes="nothing"),
     Alias("no_scheduler_reserve_full_isl", V, "reserve_full_prompt", fixed=False, takes="nothing"),
@@ -265,6 +272,8 @@ def meaning(alias: Alias, words: str, value: Any) -> Meant:
     """What the flag, written as `words`, sets here. Raises StartError for one that is refused."""
     if alias.refused:
         raise StartError(f"{words} ({alias.engine}): {alias.note}")
+    if alias.apart is not None and str(value) in alias.apart:
+        return Meant(dict(alias.apart[str(value)]), "")
     if alias.values is not None:
         key = str(value)
         if key not in alias.values:

@@ -22,6 +22,14 @@ class Axis(NamedTuple):
 _LEAVES = ("lru", "lfu", "slru", "priority", "fifo", "filo", "mru")
 """Which leaf of a radix tree goes first."""
 
+_SHORTAGES = (
+    "preempt-newest",
+    "preempt-lowest-priority",
+    "retract-by-length",
+    "retract-by-priority",
+    "never",
+)
+
 AXES: dict[str, Axis] = {
     axis.name: axis
     for axis in (
@@ -42,8 +50,8 @@ AXES: dict[str, Axis] = {
         Axis(
             "shortage",
             "when KV runs out",
-            ("preempt-newest", "preempt-lowest-priority", "retract-by-length", "never"),
-            ("preempt-newest", "preempt-lowest-priority", "retract-by-length", "never"),
+            _SHORTAGES,
+            _SHORTAGES,
             "shortage",
         ),
         Axis(

@@ -21,7 +21,7 @@ class Requirement(NamedTuple):
 
 REQUIREMENTS = (
     Requirement("composition", "two-stage", "admission", ("no-evict", "max-utilization", "static")),
-    Requirement("admission", "estimate", "shortage", ("retract-by-length",)),
+    Requirement("admission", "estimate", "shortage", ("retract-by-length", "retract-by-priority")),
     Requirement("admission", "estimate", "composition", ("unified", "prefill-first")),
     Requirement("admission", "stepwise", "shortage", ("preempt-newest", "preempt-lowest-priority")),
     Requirement("admission", "no-evict", "shortage", ("never",)),

@@ -48,7 +48,13 @@ PriorityRule = Literal["ignore", "refuse", "abort", "count"]
 
 CompositionName = Literal["unified", "prefill-first", "two-stage"]
 AdmissionName = Literal["stepwise", "estimate", "no-evict", "max-utilization", "static"]
-ShortageName = Literal["preempt-newest", "preempt-lowest-priority", "retract-by-length", "never"]
+ShortageName = Literal[
+    "preempt-newest",
+    "preempt-lowest-priority",
+    "retract-by-length",
+    "retract-by-priority",
+    "never",
+]
 ChunkPolicy = Literal["in-turn", "equal-progress"]
 
 LengthRule = Literal["window", "sglang", "trtllm"]

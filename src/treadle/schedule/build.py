@@ -26,7 +26,7 @@ from treadle.schedule.scheduler import Limits, Scheduler, Strategies
 from treadle.schedule.shortage.never import Never
 from treadle.schedule.shortage.preempt_lowest_priority import PreemptLowestPriority
 from treadle.schedule.shortage.preempt_newest import PreemptNewest
-from treadle.schedule.shortage.retract_by_length import RetractByLength
+from treadle.schedule.shortage.retraction import Retraction, important_kept, longest_kept
 from treadle.schedule.strategies import Admission, Composition, Shortage
 
 R = TypeVar("R", bound=Schedulable)
@@ -74,7 +74,9 @@ def _shortage(policy: Policy, running: Running[R], ratio: NewTokenRatio) -> Shor
         case "preempt-lowest-priority":
             return PreemptLowestPriority(running)
         case "retract-by-length":
-            return RetractByLength(running, ratio)
+            return Retraction(running, ratio, longest_kept)
+        case "retract-by-priority":
+            return Retraction(running, ratio, important_kept)
         case "never":
             return Never()
     raise AssertionError(f"no shortage is called {policy.shortage}")

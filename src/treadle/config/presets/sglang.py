@@ -89,7 +89,7 @@ _SCHEDULER = (
     Knob("retract_decode_steps", 20, "tokens", "environment",
          "re-estimate and post-retract eviction", same("20 in the new ratio")),
     Knob("retraction_policy", "length", "enum length|priority", "argument", "always",
-         sets("shortage", {"length": "retract-by-length"})),
+         sets("shortage", {"length": "retract-by-length", "priority": "retract-by-priority"})),
     Knob("prefill_max_requests", None, "requests", "argument", "always", same("no such limit")),
     Knob("num_continuous_decode_steps", 1, "steps", "argument", "always",
          same("each step is planned anew")),

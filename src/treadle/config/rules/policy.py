@@ -6,6 +6,11 @@ from treadle.config.composition import needed
 from treadle.config.rules.asked import asked_for, chosen
 from treadle.config.view import Choice, View
 
+_BY_PRIORITY = {
+    "preempt-newest": "preempt-lowest-priority",
+    "retract-by-length": "retract-by-priority",
+}
+
 
 def composition(see: View) -> Choice:
     asked = see.user.policy.composition
@@ -32,10 +37,10 @@ def shortage(see: View) -> Choice:
         see.user.policy.shortage,
         needed("admission", see.settled.admission, "shortage"),
     )
-    left_open = see.user.policy.shortage is None and choice.value == "preempt-newest"
-    if left_open and see.settled.order == "priority":
+    if see.user.policy.shortage is None and see.settled.order == "priority":
         sentence = "the order goes by priorities, so the least important gives way"
-        return Choice("preempt-lowest-priority", "data structure", sentence)
+        if choice.value in _BY_PRIORITY:
+            return Choice(_BY_PRIORITY[choice.value], "data structure", sentence)
     return choice
 
 

@@ -1,12 +1,14 @@
-"""SGLang's retraction: before tokens are handed out, those that have generated least go, until the
-rest finds its blocks. They leave nothing in the cache and queue up anew."""
+"""SGLang's retraction: before tokens are handed out, some go until the rest finds its blocks: those
+that have generated least, or the least important. They leave nothing in the cache and queue up
+anew."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from treadle.schedule.admission.ratio import NewTokenRatio
+from treadle.schedule.order.ranked import Key
 from treadle.schedule.ports import Schedulable
 from treadle.schedule.running import Running
 from treadle.schedule.strategies import Shortage
@@ -14,15 +16,30 @@ from treadle.schedule.strategies import Shortage
 R = TypeVar("R", bound=Schedulable)
 
 
-class RetractByLength(Shortage[R]):
-    """The request that has generated most stays, so that one request always ends."""
+Rank = Callable[[Schedulable], Key]
+"""Less goes first."""
+
+
+def longest_kept(request: Schedulable) -> Key:
+    """Fewest generated first, among equals the longest prompt."""
+    return request.generated, -request.num_prompt
+
+
+def important_kept(request: Schedulable) -> Key:
+    """The least important first, among equals the one that arrived last."""
+    return -request.priority, -request.arrived
+
+
+class Retraction(Shortage[R]):
+    """The request that ranks last stays, so that one request always ends."""
 
     looks_ahead = True
     shows_kv = False
     to_front = False
 
-    def __init__(self, running: Running[R], ratio: NewTokenRatio) -> None:
+    def __init__(self, running: Running[R], ratio: NewTokenRatio, rank: Rank) -> None:
         self._running = running
+        self._rank = rank
         self._ratio = ratio
         self._retracts = False
 
@@ -35,7 +52,7 @@ class RetractByLength(Shortage[R]):
         if len(self._running.requests) == 1 and self._running.in_flight:
             return None  # its own window may move on
         self._retracts = True
-        return self._least()
+        return min(self._running.requests, key=self._rank)
 
     def victim(self, request: R) -> R | None:  # noqa: ARG002
         return None  # `excess` has seen to it; who finds none waits for those that end
@@ -56,7 +73,3 @@ class RetractByLength(Shortage[R]):
             missing = kv.growth(request.lease, num_tokens)
             left = [have - more for have, more in zip(left, missing, strict=True)]
         return min(left) >= 0
-
-    def _least(self) -> R:
-        """Fewest generated first, among equals the longest prompt."""
-        return min(self._running.requests, key=lambda other: (other.generated, -other.num_prompt))
