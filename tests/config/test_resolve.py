@@ -277,6 +277,13 @@ def test_orders_and_priorities_go_together(order: OrderSettings, says: str) -> N
         resolve(EngineSettings(order=order), FACTS, MACHINE)
 
 
+def test_only_a_step_of_prompts_asks_others_to_give_way() -> None:
+    order = OrderSettings(order="priority", priority_preemption=True)
+    policy = PolicySettings(admission="estimate")
+    with pytest.raises(StartError, match="needs composition of a step prefill-first, not unified"):
+        resolve(EngineSettings(order=order, policy=policy), FACTS, MACHINE)
+
+
 @pytest.mark.parametrize("order", ["lpm", "hrrn", "dfs-weight"])
 def test_orders_by_prefix_need_an_index(order: OrderName) -> None:
     settings = EngineSettings(

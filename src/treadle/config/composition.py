@@ -43,10 +43,14 @@ REQUIREMENTS = (
 )
 
 
-def check_displacement(user: EngineSettings, admission: str) -> None:
-    """Raises StartError where requests were asked to give way and nothing says what they free."""
-    if user.order.priority_preemption and admission != "estimate":
-        raise StartError(f"priority_preemption needs admission estimate, not {admission}")
+def check_displacement(user: EngineSettings, choices: Mapping[str, str]) -> None:
+    """Raises StartError where requests were asked to give way and nothing says what they free, or
+    nobody asks them."""
+    for axis, needed in (("admission", "estimate"), ("composition", "prefill-first")):
+        if user.order.priority_preemption and choices[axis] != needed:
+            raise StartError(
+                f"priority_preemption needs {AXES[axis].title} {needed}, not {choices[axis]}"
+            )
 
 
 def needed(axis: str, choice: str, other: str) -> tuple[str, ...]:

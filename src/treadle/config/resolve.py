@@ -166,6 +166,6 @@ def resolve_view(
     settled = view.settled
     choices = in_force(vars(settled))
     check_composition(choices)
-    check_displacement(user, choices["admission"])
+    check_displacement(user, choices)
     resolved = msgspec.convert({"preset": user.preset, **values, "reasons": reasons}, Resolved)
     return resolved, view
