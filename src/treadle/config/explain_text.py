@@ -90,7 +90,7 @@ def _axes(explanation: Explanation) -> Iterator[str]:
         if state.state == "absent":
             text = f"{state.here}, in place of {state.wish}, which is absent"
         elif state.here != state.wish:
-            text = f"{state.here}, asked for in place of {state.wish}"
+            text = f"{state.here}; the preset has {state.wish}"
         yield from _wrapped(text, f"  {state.title:<28}", 30)
 
 
