@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
@@ -57,6 +58,13 @@ def test_no_line_is_wider_than_a_terminal(preset: PresetName, device: str | None
         lines = list(show_differences(differing, preset, other))
         assert all(len(line) <= WIDTH for line in lines)
         assert bool(differing.differences) == (preset != other)
+
+
+@pytest.mark.parametrize("preset", get_args(PresetName))
+def test_a_value_never_touches_its_reason(preset: PresetName) -> None:
+    """prefill-first is exactly as long as the column is wide."""
+    text = "\n".join(show(explain(case(preset))))
+    assert not re.search(r"\S(preset|default|hardware|model card|data structure): ", text)
 
 
 def test_keys_are_not_shown() -> None:

@@ -145,7 +145,7 @@ def _plain(value: Any) -> str:
 def _wrapped(text: str, head: str, hang: int | str) -> Iterator[str]:
     """Lines of at most WIDTH columns; a head that reaches into the text has a line of its own."""
     indent = " " * hang if isinstance(hang, int) else hang
-    if len(head) > len(indent):
+    if head and len(head) >= len(indent):
         if head.endswith(" "):
             indent = " " * len(head)
         else:
