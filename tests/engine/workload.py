@@ -129,7 +129,11 @@ def _drawn(rng: random.Random, choices: Mapping[str, str], depth: int) -> Engine
         del sections["cache"]["eviction_policy"]
     if choices["prefix_index"] == "block-tree":
         sections["cache"]["partial_reuse"] = rng.random() < 0.7
-        sections["cache"]["copy_on_partial_reuse"] = rng.random() < 0.5
+        partial = sections["cache"]["partial_reuse"]
+        sections["cache"]["copy_on_partial_reuse"] = partial and rng.random() < 0.5
+    if choices["admission"] == "estimate":
+        # Too little is set aside, as when answers turn out longer than expected.
+        sections["policy"]["schedule_conservativeness"] = rng.choice([0.1, 0.1, 1.0])
     if choices["composition"] == "unified":
         sections["policy"]["long_prefill_token_threshold"] = rng.choice([0, 7, 33])
     if choices["composition"] == "prefill-first":
@@ -138,7 +142,8 @@ def _drawn(rng: random.Random, choices: Mapping[str, str], depth: int) -> Engine
         sections["policy"]["chunk_policy"] = rng.choice(["in-turn", "equal-progress"])
     counts = choices["order"] in ("priority", "lof")
     sections["order"]["priorities"] = "count" if counts else "ignore"
-    if counts and choices["admission"] == "estimate":
+    displaces = choices["admission"] == "estimate" and choices["composition"] == "prefill-first"
+    if counts and displaces:
         sections["order"]["priority_preemption"] = True
         sections["order"]["priority_preemption_threshold"] = 2
     return settings(sections)
