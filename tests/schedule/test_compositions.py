@@ -15,6 +15,7 @@ from treadle.schedule.policy import (
     Stepwise,
     TwoStage,
 )
+from treadle.schedule.publication.build import Sharing
 
 SGLANG = Policy(
     composition="prefill-first",
@@ -297,3 +298,14 @@ def test_what_is_dropped_leaves_no_trace() -> None:
     assert draft.drop(request) is False
     assert ([getattr(request, name) for name in names], draft.budget, draft.scores) == before
     assert draft.is_empty
+
+
+@pytest.mark.parametrize("policy", [TRTLLM, SGLANG, Policy()], ids=lambda one: one.composition)
+def test_one_that_starts_in_the_same_step_is_waited_for(policy: Policy) -> None:
+    """Compositions that gather first and start then know them before they run."""
+    sharing = Sharing("postpone", 4)
+    table = Table(blocks=200, block_size=4, index="radix", policy=policy, sharing=sharing)
+    for _ in range(3):
+        table.add(7, first=0, max_tokens=4)
+    assert table.step() == [("r1", 7, True)]
+    assert ("r2", 3, True) in table.step(), "a block of it is found"

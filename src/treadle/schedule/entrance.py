@@ -46,6 +46,8 @@ class Entrance(Generic[R]):
         """Over the waiting requests; begun when somebody is first asked for."""
         self._rows = 0
         """How many may start yet in this step."""
+        self._reserved: list[R] = []
+        """Who is to start in this step."""
         self._refused: Candidate[R] | None = None
         """For whom there was no KV."""
         self.is_full = False
@@ -66,6 +68,7 @@ class Entrance(Generic[R]):
         self._walk = None
         self._refused = None
         self._rows = self._running.num_free_rows
+        self._reserved = []
         self.is_full = False
 
     def next(self, most_tokens: int) -> Candidate[R] | None:
@@ -86,7 +89,7 @@ class Entrance(Generic[R]):
                 self.is_full = True
                 self._refused = candidate
                 return None
-            if not self._publication.postpones(request, candidate.match.num_tokens):
+            if not self._publication.postpones(request, candidate.match.num_tokens, self._reserved):
                 return candidate
             if self._publication.keeps_order:
                 return None
@@ -103,6 +106,7 @@ class Entrance(Generic[R]):
     def reserve(self, candidate: Candidate[R], num_tokens: int) -> None:
         """The candidate is to start with `num_tokens`; those asked for later get what is left."""
         self._rows -= 1
+        self._reserved.append(candidate.request)
         self._admission.charge(candidate.request, candidate.match, num_tokens)
 
     def start(self, request: R, num_tokens: int, draft: Draft[R]) -> None:

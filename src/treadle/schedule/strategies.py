@@ -90,9 +90,9 @@ class Publication(Protocol[R_contra]):
         """Whether those behind a postponed request wait with it."""
         ...
 
-    def postpones(self, request: R_contra, num_matched: int) -> bool:
-        """Whether a waiting request should wait for what another is about to show; it finds
-        `num_matched` tokens now."""
+    def postpones(self, request: R_contra, num_matched: int, starting: Sequence[R_contra]) -> bool:
+        """Whether a waiting request should wait for what another is about to show, one that runs or
+        is `starting` in this step; it finds `num_matched` tokens now."""
         ...
 
     def planned(self, request: R_contra, start: int, end: int) -> None:

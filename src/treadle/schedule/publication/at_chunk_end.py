@@ -4,6 +4,8 @@ chunk; those who would find them soon may wait for it."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from treadle.schedule.ports import Fence, Schedulable
@@ -40,8 +42,8 @@ class AtChunkEnd(Generic[R]):
     def keeps_order(self) -> bool:
         return not self._wait.lets_pass or self._passed >= MOST_PASSED
 
-    def postpones(self, request: R, num_matched: int) -> bool:
-        """Whether a running request is about to compute more of this prompt than is cached.
+    def postpones(self, request: R, num_matched: int, starting: Sequence[R]) -> bool:
+        """Whether another request is about to compute more of this prompt than is cached.
 
         Requests that arrive together then compute it once. The wait ends with the other's chunk:
         what has settled and still is not found will not be.
@@ -55,7 +57,7 @@ class AtChunkEnd(Generic[R]):
             and other.cache_salt == request.cache_salt
             and other.tokens[num_matched:end] == new
             and other.tokens[:num_matched] == request.tokens[:num_matched]
-            for other in self._running.requests
+            for other in itertools.chain(self._running.requests, starting)
         )
         if comes:
             self._note()

@@ -6,6 +6,7 @@ behind it, so whoever finds a planned block reads what stands there by then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from treadle.schedule.ports import Fence, Schedulable
@@ -23,7 +24,7 @@ class AtPlan(Generic[R]):
         self._running = running
         self._fence = fence
 
-    def postpones(self, request: R, num_matched: int) -> bool:  # noqa: ARG002
+    def postpones(self, request: R, num_matched: int, starting: Sequence[R]) -> bool:  # noqa: ARG002
         return False
 
     def planned(self, request: R, start: int, end: int) -> None:  # noqa: ARG002
