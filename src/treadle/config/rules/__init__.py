@@ -16,6 +16,7 @@ from treadle.config.rules import (
     schedule,
     window,
 )
+from treadle.config.rules.asked import chosen
 from treadle.config.view import Choice, View
 
 
@@ -23,6 +24,15 @@ class Rule(NamedTuple):
     name: str
     section: str
     decide: Callable[[View], Choice]
+
+
+def as_asked(name: str, section: str) -> Rule:
+    """What was asked for, else what the preset would have: many values depend on nothing more."""
+
+    def decide(see: View) -> Choice:
+        return chosen(see, name, getattr(getattr(see.user, section), name))
+
+    return Rule(name, section, decide)
 
 
 RULES = (
@@ -33,45 +43,45 @@ RULES = (
     Rule("processes", "runtime", processes.processes),
     Rule("num_postprocess_workers", "runtime", processes.num_postprocess_workers),
     Rule("context_form", "runtime", runtime.context_form),
-    Rule("write_and_attend", "runtime", runtime.write_and_attend),
+    as_asked("write_and_attend", "runtime"),
     Rule("grammar_backend", "runtime", runtime.grammar_backend),
-    Rule("prefix_cache", "cache", cache.prefix_cache),
+    as_asked("prefix_cache", "cache"),
     Rule("eviction_policy", "cache", cache.eviction_policy),
     Rule("partial_reuse", "cache", cache.partial_reuse),
     Rule("copy_on_partial_reuse", "cache", cache.copy_on_partial_reuse),
-    Rule("block_size", "cache", cache.block_size),
+    as_asked("block_size", "cache"),
     Rule("publication", "cache", cache.publication),
     Rule("prefix_wait_tokens", "cache", cache.prefix_wait_tokens),
-    Rule("kv_dtype", "cache", cache.kv_dtype),
+    as_asked("kv_dtype", "cache"),
     Rule("kv_memory_rule", "cache", kv_memory.kv_memory_rule),
     Rule("kv_memory_fraction", "cache", kv_memory.kv_memory_fraction),
     Rule("max_num_seqs", "schedule", schedule.max_num_seqs),
     Rule("max_num_batched_tokens", "schedule", schedule.max_num_batched_tokens),
-    Rule("overlap_depth", "schedule", schedule.overlap_depth),
+    as_asked("overlap_depth", "schedule"),
     Rule("length_rule", "schedule", schedule.length_rule),
     Rule("allow_auto_truncate", "schedule", schedule.allow_auto_truncate),
     Rule("order", "order", order.order),
     Rule("priorities", "order", order.priorities),
-    Rule("low_priority_values_first", "order", order.low_priority_values_first),
+    as_asked("low_priority_values_first", "order"),
     Rule("missing_priority", "order", order.missing_priority),
-    Rule("priority_preemption", "order", order.priority_preemption),
-    Rule("priority_preemption_threshold", "order", order.priority_preemption_threshold),
-    Rule("in_batch_check_threshold", "order", order.in_batch_check_threshold),
-    Rule("in_batch_share_threshold", "order", order.in_batch_share_threshold),
-    Rule("sort_limit", "order", order.sort_limit),
+    as_asked("priority_preemption", "order"),
+    as_asked("priority_preemption_threshold", "order"),
+    as_asked("in_batch_check_threshold", "order"),
+    as_asked("in_batch_share_threshold", "order"),
+    as_asked("sort_limit", "order"),
     Rule("order_seed", "order", order.order_seed),
     Rule("composition", "policy", policy.composition),
     Rule("admission", "policy", policy.admission),
     Rule("shortage", "policy", policy.shortage),
-    Rule("chunked_prefill", "policy", policy.chunked_prefill),
-    Rule("long_prefill_token_threshold", "policy", policy.long_prefill_token_threshold),
-    Rule("max_prefill_tokens", "policy", policy.max_prefill_tokens),
-    Rule("mixed_chunk", "policy", policy.mixed_chunk),
-    Rule("chunk_policy", "policy", policy.chunk_policy),
+    as_asked("chunked_prefill", "policy"),
+    as_asked("long_prefill_token_threshold", "policy"),
+    as_asked("max_prefill_tokens", "policy"),
+    as_asked("mixed_chunk", "policy"),
+    as_asked("chunk_policy", "policy"),
     Rule("chunk_unit_tokens", "policy", policy.chunk_unit_tokens),
-    Rule("reserve_full_prompt", "policy", policy.reserve_full_prompt),
-    Rule("watermark", "policy", policy.watermark),
-    Rule("schedule_conservativeness", "policy", policy.schedule_conservativeness),
+    as_asked("reserve_full_prompt", "policy"),
+    as_asked("watermark", "policy"),
+    as_asked("schedule_conservativeness", "policy"),
     Rule("kv_budget_bytes", "cache", kv_memory.kv_budget_bytes),
     Rule("num_blocks", "cache", kv_memory.num_blocks),
     Rule("num_soft_blocks", "cache", kv_memory.num_soft_blocks),

@@ -11,10 +11,6 @@ _OWN_EVICTION = {"hashed": "free-queue", "block-tree": "priority-lru", "none": "
 """Of the indexes whose structure it is."""
 
 
-def prefix_cache(see: View) -> Choice:
-    return chosen(see, "prefix_cache", see.user.cache.prefix_cache)
-
-
 def eviction_policy(see: View) -> Choice:
     asked, index = see.user.cache.eviction_policy, see.settled.prefix_cache
     if asked is None and index in _OWN_EVICTION:
@@ -74,11 +70,3 @@ def copy_on_partial_reuse(see: View) -> Choice:
     if asked:
         raise StartError("copy_on_partial_reuse is on, but partial_reuse is off")
     return Choice(False, "data structure", "partial_reuse is off")
-
-
-def block_size(see: View) -> Choice:
-    return chosen(see, "block_size", see.user.cache.block_size)
-
-
-def kv_dtype(see: View) -> Choice:
-    return chosen(see, "kv_dtype", see.user.cache.kv_dtype)

@@ -20,37 +20,11 @@ def priorities(see: View) -> Choice:
     return chosen(see, "priorities", asked)
 
 
-def low_priority_values_first(see: View) -> Choice:
-    asked = see.user.order.low_priority_values_first
-    return chosen(see, "low_priority_values_first", asked)
-
-
 def missing_priority(see: View) -> Choice:
     asked = see.user.order.missing_priority
     if asked is None and see.user.preset == "sglang":
         return Choice("worst", "preset", "SGLang's: whoever says nothing comes last")
     return chosen(see, "missing_priority", asked)
-
-
-def priority_preemption(see: View) -> Choice:
-    return chosen(see, "priority_preemption", see.user.order.priority_preemption)
-
-
-def priority_preemption_threshold(see: View) -> Choice:
-    asked = see.user.order.priority_preemption_threshold
-    return chosen(see, "priority_preemption_threshold", asked)
-
-
-def in_batch_check_threshold(see: View) -> Choice:
-    return chosen(see, "in_batch_check_threshold", see.user.order.in_batch_check_threshold)
-
-
-def in_batch_share_threshold(see: View) -> Choice:
-    return chosen(see, "in_batch_share_threshold", see.user.order.in_batch_share_threshold)
-
-
-def sort_limit(see: View) -> Choice:
-    return chosen(see, "sort_limit", see.user.order.sort_limit)
 
 
 def order_seed(see: View) -> Choice:

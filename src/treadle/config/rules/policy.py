@@ -51,27 +51,6 @@ def _fitting(see: View, name: str, asked: str | None, fits: tuple[str, ...]) -> 
     return Choice(fits[0], "data structure", f"what was chosen beside it needs {fits[0]}")
 
 
-def chunked_prefill(see: View) -> Choice:
-    return chosen(see, "chunked_prefill", see.user.policy.chunked_prefill)
-
-
-def long_prefill_token_threshold(see: View) -> Choice:
-    asked = see.user.policy.long_prefill_token_threshold
-    return chosen(see, "long_prefill_token_threshold", asked)
-
-
-def max_prefill_tokens(see: View) -> Choice:
-    return chosen(see, "max_prefill_tokens", see.user.policy.max_prefill_tokens)
-
-
-def mixed_chunk(see: View) -> Choice:
-    return chosen(see, "mixed_chunk", see.user.policy.mixed_chunk)
-
-
-def chunk_policy(see: View) -> Choice:
-    return chosen(see, "chunk_policy", see.user.policy.chunk_policy)
-
-
 def chunk_unit_tokens(see: View) -> Choice:
     """TensorRT-LLM's: a block, with windows at least 256 tokens."""
     asked = see.user.policy.chunk_unit_tokens
@@ -81,15 +60,3 @@ def chunk_unit_tokens(see: View) -> Choice:
     if any(group.window is not None for group in see.model.kv_groups):
         return Choice(max(block, 256), "model card", "layers with windows: 256 tokens at least")
     return Choice(block, "data structure", f"a block of {block} tokens")
-
-
-def reserve_full_prompt(see: View) -> Choice:
-    return chosen(see, "reserve_full_prompt", see.user.policy.reserve_full_prompt)
-
-
-def watermark(see: View) -> Choice:
-    return chosen(see, "watermark", see.user.policy.watermark)
-
-
-def schedule_conservativeness(see: View) -> Choice:
-    return chosen(see, "schedule_conservativeness", see.user.policy.schedule_conservativeness)

@@ -48,10 +48,6 @@ def context_form(see: View) -> Choice:
     return Choice("block-table", "data structure", "the native kernels read block tables")
 
 
-def write_and_attend(see: View) -> Choice:
-    return chosen(see, "write_and_attend", see.user.runtime.write_and_attend)
-
-
 def grammar_backend(see: View) -> Choice:
     asked = see.user.runtime.grammar_backend
     if asked == "auto":

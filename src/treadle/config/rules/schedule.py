@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.config.presets import wish
-from treadle.config.rules.asked import asked_for, chosen
+from treadle.config.rules.asked import asked_for
 from treadle.config.view import Choice, View
 from treadle.errors import StartError
 
@@ -36,20 +36,13 @@ def max_num_batched_tokens(see: View) -> Choice:
     return asked_for(see, "max_num_batched_tokens", asked)
 
 
-def overlap_depth(see: View) -> Choice:
-    return chosen(see, "overlap_depth", see.user.schedule.overlap_depth)
-
-
-_LENGTH_RULES = {"sglang": "sglang", "trtllm": "trtllm"}
-
-
 def length_rule(see: View) -> Choice:
     asked = see.user.schedule.length_rule
     if asked is not None:
         return asked_for(see, "length_rule", asked)
-    rule = _LENGTH_RULES.get(see.user.preset)
-    if rule is not None:
-        return Choice(rule, "preset", "its own, when requests arrive")
+    preset = see.user.preset
+    if preset in ("sglang", "trtllm"):
+        return Choice(preset, "preset", "its own, when requests arrive")
     return Choice("window", "default", "prompt and answer must fit the window and the KV cache")
 
 
