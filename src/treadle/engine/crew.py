@@ -61,10 +61,6 @@ class Crew:
             return ["engine", "detokenizer"]
         return ["engine", *(f"detokenizer {number}" for number in range(1, len(self._workers) + 1))]
 
-    @property
-    def pids(self) -> list[int]:
-        return [child.pid for child in self._children]
-
     def start(self, settings: EngineSettings, path: Path) -> None:
         """Say what to serve."""
         self._engine.start(Start(settings, str(path), self._engine_ends))

@@ -111,6 +111,8 @@ class GrammarCompiler:
         self._making = threading.Lock()
         self._jobs: collections.OrderedDict[Constraint, _Job] = collections.OrderedDict()
         """Least recently wanted first."""
+        self._has_grown = False
+        """Whether a job was added, or its size became known, since the limits were looked at."""
 
     @property
     def num_compiling(self) -> int:
@@ -128,10 +130,13 @@ class GrammarCompiler:
                 )
             job = _Job()
             job.future = self._threads.submit(self._compile, constraint, job)
-            job.future.add_done_callback(lambda _: self._wake())
+            job.future.add_done_callback(self._note_end)
             self._jobs[constraint] = job
+            self._has_grown = True
         self._jobs.move_to_end(constraint)
-        self._forget()
+        if self._has_grown:
+            self._has_grown = False
+            self._forget()
         return Compiling(job, self._take_too_long)
 
     def warm(self) -> None:
@@ -153,6 +158,11 @@ class GrammarCompiler:
             if self._backend is None:
                 self._backend = self._make_backend()
             return self._backend
+
+    def _note_end(self, _: concurrent.futures.Future[Grammar]) -> None:
+        """In a compilation's thread."""
+        self._has_grown = True
+        self._wake()
 
     def _take_too_long(self, job: _Job) -> None:
         limit = self._limits.max_compile_s

@@ -5,6 +5,7 @@ The table was found by random walks whose answers jsonschema judged; a test walk
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -64,9 +65,15 @@ def _exclusive(keyword: str) -> Rule:
 
 def _takes(schema: dict[str, Any], text: str) -> bool:
     source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), source, log_level=0)
+    matcher = llguidance.LLMatcher(_bytes(), source, log_level=0)
     taken = matcher.try_consume_tokens([*text.encode()])
     return bool(taken == len(text) and matcher.is_accepting())
+
+
+@functools.cache
+def _bytes() -> llguidance.LLTokenizer:
+    """A vocabulary of single bytes. Making it takes longer than asking it."""
+    return llguidance.LLTokenizer("byte")
 
 
 ENFORCED: dict[str, Rule | None] = {

@@ -87,7 +87,7 @@ class SglangMetrics:
         yield gauge("num_used_tokens", "Tokens whose KV is in use.", used)
         yield gauge("cache_hit_rate", "Share of prompt tokens found in the cache.", hit_rate)
         yield gauge("gen_throughput", "Tokens generated per second.", self._throughput)
-        yield gauge("num_retracted_reqs", "Times a request lost its KV.", stats.preemptions)
+        yield gauge("num_retracted_reqs", "Times a request gave way.", stats.preemptions)
         yield count("prompt_tokens", "Prompt tokens received.", stats.prompt_tokens)
         yield count("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield count(

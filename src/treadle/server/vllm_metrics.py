@@ -122,7 +122,7 @@ class VllmMetrics:
             "Tokens that a grammar left no choice for, and that took no step of their own.",
             stats.forced_tokens,
         )
-        yield count("num_preemptions", "Times a request lost its KV to others.", stats.preemptions)
+        yield count("num_preemptions", "Times a request gave way.", stats.preemptions)
 
 
 class _Phases:

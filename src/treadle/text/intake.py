@@ -89,7 +89,7 @@ def check(
         prompt,
         params,
         _spellings(params.bad_words or [], tokenizer),
-        constraint=None if asked is None else asked.constraint(),
+        constraint=None if asked is None else asked.constraint,
     )
 
 

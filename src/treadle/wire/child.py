@@ -53,10 +53,6 @@ class Child:
             pass_fds=[end.fileno() for end in inherits],
         )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def start(self, line: msgspec.Struct) -> None:
         """Say what to do. The child has been importing since it was created."""
         assert self._process.stdin is not None

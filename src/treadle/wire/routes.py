@@ -14,7 +14,7 @@ import msgspec
 from treadle.wire.messages import Delta, Failed, FromEngine, Generate, Stats, ToEngine
 
 ForWorker = Generate | Delta | Failed | Stats
-"""A Generate comes without its prompt, ahead of all else on its request."""
+"""A Generate comes without what the engine alone reads, ahead of all else on its request."""
 
 
 class Routes:
@@ -31,7 +31,8 @@ class Routes:
         for message in messages:
             if type(message) is Generate:
                 worker = self._workers[message.request_id] = next(self._turns)
-                parcels[worker].append(msgspec.structs.replace(message, prompt=[], bad_words=[]))
+                known = msgspec.structs.replace(message, prompt=[], bad_words=[], constraint=None)
+                parcels[worker].append(known)
         return parcels
 
     def part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -13,7 +14,12 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StructuredOutputsParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    dict=True,
 ):
     """Exactly one of the first six is given."""
 
@@ -52,8 +58,10 @@ class StructuredOutputsParams(
                 "disable_any_whitespace leaves whitespace_pattern without a meaning; give one",
                 param=self.given_as,
             )
-        self.constraint()
+        self._check_options(given[0])
+        self.constraint  # noqa: B018 – made here, so that a wrong one is refused here
 
+    @functools.cached_property
     def constraint(self) -> Constraint:
         """The constraint in canonical form."""
         try:
@@ -61,6 +69,20 @@ class StructuredOutputsParams(
         except InvalidRequest as error:
             message = f"{self.given_as}: {error.message}"
             raise InvalidRequest(message, param=self.given_as) from None
+
+    def _check_options(self, given: str) -> None:
+        """An option that changes nothing was meant for something else."""
+        options = {
+            "disable_any_whitespace": ("json", "json_object"),
+            "whitespace_pattern": ("json", "json_object"),
+            "disable_additional_properties": ("json",),
+        }
+        for option, kinds in options.items():
+            if getattr(self, option) not in (None, False) and given not in kinds:
+                raise InvalidRequest(
+                    f"{self.given_as}: {option} goes with {' or '.join(kinds)}, not {given}",
+                    param=self.given_as,
+                )
 
     def _constraint(self) -> Constraint:
         whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern
