@@ -1,5 +1,5 @@
 """Random lives under every composition, admission and shortage that go together, with parameters
-drawn at random: the answers are the same, and each strategy acts."""
+drawn at random: the answers are the same. That each acts is held over the recorded workload."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from treadle.schedule.policy import (
     TwoStage,
 )
 from treadle.schedule.publication.build import Sharing
+from treadle.wire.sampling_params import SamplingParams
 
 STEPS = 200
 
@@ -102,3 +103,30 @@ def test_random_life(choice: tuple[str, str, str], index: str, depth: int) -> No
         if choice[2] == "never":
             assert counters.preemptions == 0
         assert counters.retractions <= counters.preemptions
+
+
+def test_nobody_gives_way_beside_one_that_found_what_is_computed_in_the_step() -> None:
+    """r2 starts, r3 finds its blocks as they are planned, and r1 wants a block more than there is:
+    were r2 to give way, r3 would read what nobody writes."""
+    policy = Policy(
+        composition="prefill-first",
+        shortage="preempt-lowest-priority",
+        prefill_first=PrefillFirst(100, 100, mixed=True),
+    )
+    sharing = Sharing("at-plan", 0)
+    world = World(
+        "hashed", groups=[Group(17, 1)], depth=0, rows=4, budget=40, policy=policy, sharing=sharing
+    )
+    shared = list(range(10, 20))
+    world.send([1, 2, 3], params=_answer(8), priority=0)
+    world.step()
+    world.step()
+    world.send([*shared, 30], params=_answer(3), priority=5, seed=1)
+    world.send([*shared, 31, 32], params=_answer(3), priority=1, seed=2)
+    world.drain()
+    for key in world.sent:
+        world.check_answer(key)
+
+
+def _answer(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)

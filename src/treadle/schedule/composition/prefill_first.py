@@ -145,9 +145,17 @@ class PrefillBeforeDecode(Composition[R]):
         return bool(self._running.requests) and self._full_since == self._running.departures
 
     def _decode(self, decodes: list[R], draft: Draft[R]) -> None:
+        """Beside prompts nobody gives way: one that started in this step may have found what
+        another computes in it."""
+        alone = draft.is_empty
         for request in decodes:
             if request.row is None or not draft.room(request, request.num_computed):
                 continue
-            if not self._growth.reach(request, request.num_computed + 1, draft):
+            end = request.num_computed + 1
+            if alone:
+                grown = self._growth.reach(request, end, draft)
+            else:
+                grown = self._running.grow(request, end)
+            if not grown:
                 return
             draft.add(request, 1)
