@@ -21,6 +21,7 @@ from treadle.cache.kv import Keeping, KVCache, build_prefix_cache
 from treadle.cache.prefix import Window
 from treadle.config.axis_states import absent_axes
 from treadle.config.byte_size import binary
+from treadle.config.conduct import displaces
 from treadle.config.facts import KVGroupFacts, ModelFacts
 from treadle.config.hardware import Hardware, detect_hardware
 from treadle.config.resolve import Resolved, RuntimeValues, resolve
@@ -102,7 +103,7 @@ class Parts:
         return Engine(served, self.scheduler, self.kv, self.fence, executor, compiling)
 
     def _lengths(self) -> Lengths:
-        schedule, chunked = self.resolved.schedule, _policy(self.resolved).chunking.on
+        schedule, chunked = self.resolved.schedule, self.resolved.policy.chunked_prefill
         return Lengths(
             rule=schedule.length_rule,
             block_size=self.resolved.cache.block_size,
@@ -263,8 +264,6 @@ def _assemble(resolved: Resolved, model: Model, backend: Backend) -> Parts:
 
 def _policy(resolved: Resolved) -> Policy:
     values, schedule, order = resolved.policy, resolved.schedule, resolved.order
-    displaces = order.priorities == "count" and order.priority_preemption
-    displaces = displaces and values.admission == "estimate"
     return Policy(
         composition=values.composition,
         admission=values.admission,
@@ -277,7 +276,7 @@ def _policy(resolved: Resolved) -> Policy:
         two_stage=TwoStage(values.chunk_policy == "equal-progress", values.chunk_unit_tokens),
         stepwise=Stepwise(values.reserve_full_prompt, values.watermark),
         estimate=Estimate(conservativeness=values.schedule_conservativeness),
-        displacement=order.priority_preemption_threshold if displaces else None,
+        displacement=order.priority_preemption_threshold if displaces(order, values) else None,
     )
 
 

@@ -63,9 +63,7 @@ class Reception:
             longest = longest_answer(message, self._served, self._capacity_tokens)
             rank = self._served.priorities.rank(message.priority)
             request = Request.of(message, longest, time.monotonic(), rank)
-            worse = self._served.limits.displaced(
-                request, self._waiting(), self._scheduler.free_rows
-            )
+            worse = self._less_important(request)
             if request.guide is not None:
                 self._compiling.start(request, request.guide)
         except TreadleError as error:
@@ -111,6 +109,13 @@ class Reception:
         for each in waiting:
             self._replies.done(each, ok=False)
         self._replies.done(call, ok=True)
+
+    def _less_important(self, request: Request) -> Request | None:
+        """Who leaves a full queue for the request. Who waits is gathered only where it can end."""
+        limits = self._served.limits
+        if limits.max_queued is None:
+            return None
+        return limits.displaced(request, self._waiting(), self._scheduler.free_rows)
 
     def _held(self) -> Collection[Request]:
         return {**self._gate.held, **dict.fromkeys(self._compiling)}
