@@ -356,8 +356,9 @@ class Recorder(Protocol):
         norm: QKNorm | None = None,
     ) -> None:
         """`rope_store` and `attention` as one op, to the bit: all tokens of the step are stored
-        before one of them is attended to."""
-        ...
+        before one of them is attended to. So it is here; a backend may have a kernel for both."""
+        self.rope_store(qkv, heads, rope, kv, norm=norm)
+        self.attention(qkv, heads, kv, out, masking=masking)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         """out = activation(gate) * up, gate being the first half of each row of gate_up."""

@@ -38,6 +38,7 @@ from treadle.kernels.ops import (
     Masking,
     Matrix,
     QKNorm,
+    Recorder,
     RopeTable,
     Routing,
     Rows,
@@ -49,7 +50,7 @@ _ACTIVATIONS = get_args(Activation)
 """In the order of the C++ side's numbers."""
 
 
-class NativeRecorder:
+class NativeRecorder(Recorder):
     """Appends each op to the native program as it is called. Usable until `finish`."""
 
     def __init__(
@@ -163,20 +164,6 @@ class NativeRecorder:
                 masking.scale, masking.window or _native.NO_WINDOW, masking.softcap or 0
             ),
         )
-
-    def write_and_attend(  # noqa: PLR0913
-        self,
-        qkv: Buffer,
-        heads: int,
-        rope: RopeTable | None,
-        kv: KVLayer,
-        out: Buffer,
-        *,
-        masking: Masking,
-        norm: QKNorm | None = None,
-    ) -> None:
-        self.rope_store(qkv, heads, rope, kv, norm=norm)
-        self.attention(qkv, heads, kv, out, masking=masking)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         source, to = self._own(gate_up), self._own(out)

@@ -19,6 +19,7 @@ from treadle.kernels.ops import (
     Masking,
     Matrix,
     QKNorm,
+    Recorder,
     RopeTable,
     Routing,
     Rows,
@@ -54,7 +55,7 @@ class _Indices:
         self.logit_tokens = torch.from_numpy(inputs.logit_tokens)
 
 
-class TorchRecorder:
+class TorchRecorder(Recorder):
     """Ops run in the order they were recorded."""
 
     def __init__(self, inputs: StepInputs, pools: Sequence[TorchKVPool], threads: int) -> None:
@@ -218,20 +219,6 @@ class TorchRecorder:
             )
 
         self._add(op)
-
-    def write_and_attend(  # noqa: PLR0913
-        self,
-        qkv: Buffer,
-        heads: int,
-        rope: RopeTable | None,
-        kv: KVLayer,
-        out: Buffer,
-        *,
-        masking: Masking,
-        norm: QKNorm | None = None,
-    ) -> None:
-        self.rope_store(qkv, heads, rope, kv, norm=norm)
-        self.attention(qkv, heads, kv, out, masking=masking)
 
     def gated(self, gate_up: Buffer, activation: Activation, out: Buffer) -> None:
         assert gate_up.rows is out.rows
