@@ -43,7 +43,13 @@ def goldens() -> Iterator[tuple[str, str]]:
             if name != "preset"
         }
     yield "resolved.json", msgspec.json.format(msgspec.json.encode(resolved)).decode() + "\n"
-    asked = {"max_running_requests": 8, "tp": 1, "gpu_memory_utilization": 0.5}
+    asked = {
+        "max_running_requests": 8,
+        "tp": 1,
+        "gpu_memory_utilization": 0.5,
+        "schedule_policy": "lpm",
+        "chunked_prefill_size": -1,
+    }
     ours = Case(engine_settings({"usage": "server"}), SMALL, LAPTOP, None, ServerSettings())
     flagged = Case(engine_settings({**asked, "usage": "server"}), SMALL, LAPTOP)
     theirs = Case(EngineSettings(preset="vllm", usage="server"), SMALL, LAPTOP)

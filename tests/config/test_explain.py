@@ -47,6 +47,11 @@ def test_it_reads_as_written_down(name: str, content: str) -> None:
     assert content == (DATA / name).read_text(), "python -m tests.config.golden writes it anew"
 
 
+def test_the_documents_show_what_is_printed() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert f"```\n{(DATA / 'explain.txt').read_text().rstrip()}\n```\n" in text
+
+
 @pytest.mark.parametrize("preset", PRESET_NAMES)
 @pytest.mark.parametrize("device", [None, "h100-80gb", "unknown-gpu"])
 def test_no_line_is_wider_than_a_terminal(preset: PresetName, device: str | None) -> None:

@@ -14,6 +14,7 @@ from treadle.config.axis_states import AxisState, axis_states
 from treadle.config.device import Device
 from treadle.config.difference import Difference, differences
 from treadle.config.facts import ModelFacts
+from treadle.config.given import PLACES
 from treadle.config.hardware import Hardware
 from treadle.config.mechanisms import Mechanism, mechanisms
 from treadle.config.presets import PRESETS
@@ -190,11 +191,12 @@ def _flags(user: EngineSettings) -> tuple[Fact, ...]:
 
 
 def _setting(user: EngineSettings, name: str) -> str:
-    """A setting with its value; one of the server's by name alone."""
-    for section in (user.model, user.cache, user.schedule, user.runtime):
-        if hasattr(section, name):
-            return f"{name} {getattr(section, name)}"
-    return name
+    """A setting with its value; one of the server's, or the preset, by name alone."""
+    section = getattr(user, PLACES.get(name, "server"), None)
+    if section is None:
+        return name
+    value = getattr(section, name)
+    return f"{name} {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _knobs(view: View) -> tuple[KnobState, ...]:

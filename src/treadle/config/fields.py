@@ -16,12 +16,13 @@ import msgspec.inspect as types
 from treadle.config.settings import EngineSettings, PresetName, ServerSettings
 from treadle.errors import StartError
 
-_OWN = ("preset", "usage", "given")
+OWN = ("preset", "usage", "bounds", "given")
+"""Of EngineSettings itself, beside its sections."""
 
 
 def _types() -> dict[str, Any]:
     sections = [
-        field.type for field in msgspec.structs.fields(EngineSettings) if field.name not in _OWN
+        field.type for field in msgspec.structs.fields(EngineSettings) if field.name not in OWN
     ]
     return {
         field.name: field.type

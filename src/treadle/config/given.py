@@ -13,13 +13,10 @@ from typing import Any
 import msgspec
 
 from treadle.config.aliases import ALIASES, Alias, meaning
-from treadle.config.fields import check
+from treadle.config.fields import OWN, check
 from treadle.config.file import read_settings
 from treadle.config.settings import EngineSettings, Given, ServerSettings
 from treadle.errors import StartError
-
-OWN = ("preset", "usage", "bounds", "given")
-"""Of EngineSettings itself, beside its sections."""
 
 
 def _names(kind: type[msgspec.Struct]) -> frozenset[str]:

@@ -260,7 +260,7 @@ class OrderSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool | None,
         Meta(
             description="Whether running requests give way to a more important one, where"
-            " priorities count and admission is an estimate."
+            " priorities count, composition is prefill-first and admission an estimate."
         ),
     ] = None
     priority_preemption_threshold: Annotated[

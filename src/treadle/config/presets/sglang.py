@@ -130,7 +130,7 @@ _PREFIX_CACHE = (
          sets("prefix_cache", {False: "radix", True: "none"}), rules.disable_radix_cache),
     Knob("radix_eviction_policy", "lru", "enum lru|lfu|slru|priority", "argument", "always",
          sets("eviction_policy")),
-    Knob("slru_protected_threshold", 2, "hits", "data_structure", "slru", absent("slru")),
+    Knob("slru_protected_threshold", 2, "hits", "data_structure", "slru", same("2 in slru too")),
     Knob("default_tree", "RadixCache (full attention) / UnifiedRadixCache (sliding window, Mamba)",
          "class", "environment",
          "snapshot: SGLANG_ENABLE_UNIFIED_RADIX_TREE off; document 2: the v0.5.20 factory "

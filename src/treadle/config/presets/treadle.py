@@ -84,7 +84,7 @@ _ORDER = (
     Knob("missing_priority", "zero", "rule", "default", "0 is neither important nor not",
          sets("missing_priority")),
     Knob("priority_preemption", True, "bool", "default",
-         "where priorities count and admission is an estimate", sets("priority_preemption")),
+         "prefill-first asks for it, where priorities count", sets("priority_preemption")),
     Knob("priority_preemption_threshold", 10, "of priorities", "default", "SGLang's",
          sets("priority_preemption_threshold")),
     Knob("in_batch_check_threshold", 32, "tokens", "default", "SGLang's",
