@@ -139,6 +139,11 @@ def test_a_rule_that_leaves_nothing_is_in_its_place(capsys: pytest.CaptureFixtur
         (["--gpu-memory", "80GB", "--tp", "3"], "tensor parallelism is 3"),
         (["--gpu-memory", "80GB", "--max-model-len", "200000"], "the model's window is 131072"),
         (["--gpu-memory", "80GB", "--overhead", "much"], "overhead is 'much'"),
+        (["--gpu-memory", "80GB", "--device", "l4-24gb"], "both say what memory there is"),
+        (
+            ["--gpu-memory", "80GB", "--max-model-len", "4096", "--request-tokens", "8192"],
+            "request_tokens is 8192; a window holds 4096 tokens",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -148,3 +153,9 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_fraction_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", MODEL, "--gpu-memory", "80GB", "--gpu-memory-utilization", "nan"]
+    assert run(arguments) == 2
+    assert "nan is not in the range 0<x<=1" in capsys.readouterr().err

@@ -430,3 +430,14 @@ def test_a_model_of_which_there_is_a_configuration_alone(
     assert "name devices to explain it for with --device" in capsys.readouterr().err
     assert run(["explain", str(path), "--tp", "2", "--device", "4x80GB"]) == 1
     assert "say different numbers of devices" in capsys.readouterr().err
+
+
+def test_a_knob_that_a_setting_overrides_says_so() -> None:
+    user = engine_settings({"preset": "vllm", "max_num_seqs": 7, "prefix_cache": "none"})
+    knobs = {knob.name: knob for knob in explain(Case(user, SMALL, LAPTOP)).knobs}
+    said = {name: (knobs[name].state, knobs[name].here) for name in knobs}
+    assert said["scheduler.max_num_seqs"] == ("overridden", "max_num_seqs is 7")
+    assert said["prefix_cache.enable_prefix_caching"] == ("overridden", "prefix_cache is none")
+    server = engine_settings({"preset": "vllm", "usage": "server"})
+    plain = explain(Case(server, SMALL, LAPTOP)).knobs
+    assert all(knob.state != "overridden" for knob in plain)

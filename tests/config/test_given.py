@@ -259,6 +259,15 @@ def test_what_goes_before_what(file: Path, seen: Seen, monkeypatch: pytest.Monke
     ("text", "says"),
     [
         ("[cache]\nblok_size = 1", r"\[cache\] has no 'blok_size'; the nearest is block_size"),
+        ("[cach]\nblock_size = 1", r"there is no 'cach'; .*; did you mean cache\?"),
+        (
+            "[cache]\ngpu_memory_utilization = 0.5",
+            r"it is kv_memory_fraction under \[cache\], with kv_memory_rule = \"of-total\" beside",
+        ),
+        (
+            "[policy]\nwatermark = 1.0",
+            r"watermark is 1.0: it must be a number, at least 0 and below 1",
+        ),
         ("[cache]\nmax_num_seqs = 1", r"no 'max_num_seqs'; it is max_num_seqs under \[schedule\]"),
         ("[schedule]\nmax_running_requests = 1", r"it is max_num_seqs under \[schedule\]"),
         ("max_num_seqs = 1", r"'max_num_seqs' belongs under \[schedule\]"),

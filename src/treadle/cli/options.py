@@ -130,8 +130,13 @@ def _click_type(kind: types.Type) -> click.ParamType[Any]:
     if isinstance(kind, types.LiteralType):
         return click.Choice([str(value) for value in kind.values])
     if isinstance(kind, types.IntType):
-        return click.IntRange(min=kind.ge, max=kind.le)
+        bounded = (kind.ge, kind.le) != (None, None)
+        return click.IntRange(min=kind.ge, max=kind.le) if bounded else click.INT
     if isinstance(kind, types.FloatType):
-        low, high = kind.gt if kind.ge is None else kind.ge, kind.le
-        return click.FloatRange(min=low, max=high, min_open=kind.ge is None)
+        return click.FloatRange(
+            min=kind.gt if kind.ge is None else kind.ge,
+            max=kind.lt if kind.le is None else kind.le,
+            min_open=kind.ge is None and kind.gt is not None,
+            max_open=kind.le is None and kind.lt is not None,
+        )
     return _SCALARS[type(kind)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,22 @@ if TYPE_CHECKING:
 _KV_FORMATS = ("f32", "bf16", "f16", "fp8", "int8", "int4")
 _WEIGHT_FORMATS = ("f32", "bf16", "f16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 _ONE = click.IntRange(min=1)
-_FRACTION = click.FloatRange(min=0, max=1, min_open=True)
+
+
+class _Fraction(click.FloatRange):
+    """Above 0, at most 1; NaN, which no comparison refuses, is not a number of that kind."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=1, min_open=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range 0<x<=1.", param, ctx)
+        return number
+
+
+_FRACTION = _Fraction()
 
 
 @click.command()
@@ -139,6 +155,9 @@ def _wish(outline: Outline, given: dict[str, Any]) -> Wish:
         raise StartError(
             f"max_model_len is {window}; the model's window is {outline.max_positions} tokens"
         )
+    longest = max(given["request_tokens"] or (0,))
+    if longest > window:
+        raise StartError(f"request_tokens is {longest}; a window holds {window} tokens")
     assert device.memory_bytes is not None
     tensor = max(given["tp"], device.count)
     estimated = _step(outline, msgspec.structs.replace(device, count=tensor), given["overhead"])
@@ -188,8 +207,10 @@ def _device(size: str | None, name: str | None) -> Any:
     from treadle.config.device import described
     from treadle.errors import StartError
 
-    if (size is None) == (name is None):
+    if size is None and name is None:
         raise StartError("name a device's memory with --gpu-memory, or a device with --device")
+    if size is not None and name is not None:
+        raise StartError("--gpu-memory and --device both say what memory there is; give one")
     device = described(size if size is not None else name or "")
     if device.memory_bytes is None:
         raise StartError(f"the memory of {device.name!r} is not known; name it with --gpu-memory")

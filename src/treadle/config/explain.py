@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.config.axes import in_force
 from treadle.config.axis_states import AxisState, axis_states
 from treadle.config.device import Device
 from treadle.config.difference import Difference, differences
@@ -195,21 +196,32 @@ def _setting(user: EngineSettings, name: str) -> str:
     section = getattr(user, PLACES.get(name, "server"), None)
     if section is None:
         return name
-    value = getattr(section, name)
-    return f"{name} {str(value).lower() if isinstance(value, bool) else value}"
+    return f"{name} {_word(getattr(section, name))}"
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _knobs(view: View) -> tuple[KnobState, ...]:
     if view.user.preset == "treadle":
         return ()
-    states = []
-    for name, knob in PRESETS[view.user.preset].knobs().items():
+    preset, runs, states = PRESETS[view.user.preset], in_force(vars(view.settled)), []
+    for name, knob in preset.knobs().items():
         ruled, here = knob.at(view), knob.here
-        state = here.state_on(view.device)
+        state, remark = here.state_on(view.device), here.setting or here.remark
         if here.axis is not None:
-            wish = PRESETS[view.user.preset].axes[here.axis.name]
-            state = "applied" if wish in here.axis.here else "absent"
-        remark = here.setting or here.remark or (here.axis.title if here.axis else "")
+            wished, remark = preset.axes[here.axis.name], here.axis.title
+            if wished not in here.axis.here:
+                state = "absent"
+            elif wished != runs[here.axis.name]:
+                state, remark = "overridden", f"{remark}: {runs[here.axis.name]}"
+            else:
+                state = "applied"
+        elif here.setting and ruled is not None:
+            now = getattr(view.settled, here.setting)
+            if now != here.ours(ruled.value):
+                state, remark = "overridden", f"{here.setting} is {_word(now)}"
         value = knob.value if ruled is None else ruled.value
         states.append(KnobState(name, value, knob.unit, knob.resolved_by, state, remark))
     return tuple(states)

@@ -80,6 +80,7 @@ def _wanted(kind: types.Type) -> str:
 def _bounds(kind: types.IntType | types.FloatType) -> str:
     low = f"above {kind.gt:g}" if kind.gt is not None else ""
     low = f"at least {kind.ge:g}" if kind.ge is not None else low
-    high = f"at most {kind.le:,}" if kind.le is not None else ""
+    high = f"below {kind.lt:g}" if kind.lt is not None else ""
+    high = f"at most {kind.le:,}" if kind.le is not None else high
     found = " and ".join(part for part in (low, high) if part)
     return f", {found}" if found else ""

@@ -59,16 +59,20 @@ def _unknown(key: str, sections: Mapping[str, frozenset[str]]) -> str:
     if named:
         return f"{key!r} belongs under [{named[0]}]"
     tables = ", ".join(f"[{section}]" for section in sections)
-    return f"there is no {key!r}; a file has preset, and the tables {tables}"
+    close = difflib.get_close_matches(key, ["preset", *sections], n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return f"there is no {key!r}; a file has preset, and the tables {tables}{meant}"
 
 
 def _near(name: str, sections: Mapping[str, frozenset[str]]) -> str:
     """Where the name belongs, or the nearest that is known."""
     places = {known: section for section, names in sections.items() for known in names}
     alias = ALIASES.get(name)
+    beside = ""
     if alias is not None and alias.setting in places:
         name = alias.setting
+        beside = f', with kv_memory_rule = "{alias.rule}" beside it' if alias.rule else ""
     if name in places:
-        return f"it is {name} under [{places[name]}]"
+        return f"it is {name} under [{places[name]}]{beside}"
     close = difflib.get_close_matches(name, places, n=1, cutoff=0.0)
     return f"the nearest is {close[0]} under [{places[close[0]]}]"

@@ -13,7 +13,8 @@ from treadle.config.axes import AXES, Axis
 from treadle.config.device import Device
 from treadle.config.view import View
 
-State = Literal["applied", "absent", "not applicable"]
+State = Literal["applied", "overridden", "absent", "not applicable"]
+"""overridden: treadle takes it, and something stronger than the preset says otherwise."""
 
 
 class Ruled(NamedTuple):
